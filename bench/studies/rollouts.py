@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from service.conversations.job.job import Agent, Conversation, Job, JobId, TurnKey
 from service.conversations.job.states import ConversationState
-from service.conversations.record.rollout import chains_of, rows_of
+from service.conversations.record.rollout import RowPlace, chains_of, rows_of
 from service.conversations.record.token_arrays import ChainEnd, TurnTokens, add_to_chain, pack
 from service.store import rollout_rows
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
@@ -84,7 +84,8 @@ async def read(store: Store, chains: int) -> list[float]:
     for number in range(chains):
         began_s = time.perf_counter()
         spoken = await store.read(rollout_rows.spoken, J, f"c{number}")
-        rows = list(rows_of((J, f"c{number}"), 0, chains_of(each for _, each in spoken if each is not None), {}))
+        place = RowPlace(job=J, conversation=f"c{number}", state="completed", first=0)
+        rows = list(rows_of(place, chains_of(each for _, each in spoken if each is not None), {}))
         times.append(time.perf_counter() - began_s)
         assert len(rows) == 1, "a chain has broken"
     return times

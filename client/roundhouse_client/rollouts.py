@@ -107,6 +107,8 @@ def _usable(rows: Mapping[str, RolloutRow], name: str, job_id: str) -> RolloutRo
     row = rows.get(name)
     if row is None:
         raise RolloutMissing(f"conversation {name} of {job_id} has no rollout: see its transcript")
+    if row.state != "completed":
+        raise RolloutMissing(f"conversation {name} of {job_id} has {row.state}: see its transcript")
     if {*row.partial} - {"logprobs"} or not row.completion_ids:
         raise RolloutMissing(f"conversation {name} of {job_id} is not whole: {', '.join(row.partial) or 'no tokens'}")
     return row

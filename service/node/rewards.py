@@ -19,6 +19,10 @@ DETAIL_CHARS: Final = 500
 NAMED: Final = "reward"  # the field of an object that is the reward, where others are metrics
 
 
+class Unfit(Exception):
+    """A source has no reward; the text says why."""
+
+
 async def find_reward(
     source: PostedReward, turns: Sequence[Turn], transcript: Mapping[str, Any], limit_s: float
 ) -> Reward:
@@ -35,17 +39,19 @@ async def find_reward(
         else:
             value = await _said(source, turns)
         return as_reward(value)
-    except TimeoutError:
-        return _failed(f"it took longer than reward_s = {limit_s:g} s")
+    except TimeoutError as error:
+        return _failed(str(error) or f"it took longer than reward_s = {limit_s:g} s")
+    except Unfit as error:
+        return _failed(str(error))
     except Exception as error:  # noqa: BLE001 - whatever a callable of the user's raises
-        return _failed(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+        return _failed(f"{type(error).__name__}: {error}")
 
 
 def as_reward(value: object) -> Reward:
     """Return a number, or an object with a number ``reward`` and others, as a reward.
 
     Raises:
-        ValueError: it is neither.
+        Unfit: it is neither.
     """
     metrics: dict[str, float] = {}
     if isinstance(value, Mapping):
@@ -55,8 +61,8 @@ def as_reward(value: object) -> Reward:
 
 
 def _number(value: object, name: str) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name}: {str(value)[:DETAIL_CHARS]!r} is no finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Unfit(f"{name}: {str(value)[:DETAIL_CHARS]!r} is no finite number")
     return float(value)
 
 
@@ -68,7 +74,7 @@ def _last_result(tool: str, turns: Sequence[Turn]) -> object:
     """Return the newest result of a tool, or the newest arguments of a signal.
 
     Raises:
-        ValueError: there is none.
+        Unfit: there is none.
     """
     for turn in reversed(turns):
         for call in reversed(turn.tool_calls):
@@ -77,20 +83,20 @@ def _last_result(tool: str, turns: Sequence[Turn]) -> object:
         for signal in reversed(turn.signals):
             if signal.name == tool:
                 return signal.arguments
-    raise ValueError(f"the tool {tool!r} has no result in this conversation")
+    raise Unfit(f"the tool {tool!r} has no result in this conversation")
 
 
 async def _said(source: PostedReward, turns: Sequence[Turn]) -> object:
     said = next((turn.text for turn in reversed(turns) if turn.key.agent_id == source.agent), None)
     if said is None:
-        raise ValueError(f"{source.agent!r} has said nothing in this conversation")
+        raise Unfit(f"{source.agent!r} has said nothing in this conversation")
     found = await judge(number_in, source.pattern or "", said, size=len(said))
     if found is None:
-        raise ValueError(f"the last words of {source.agent!r} do not match {source.pattern}")
+        raise Unfit(f"the last words of {source.agent!r} do not match {source.pattern}")
     try:
         return float(found)
     except ValueError:
-        raise ValueError(f"{found[:DETAIL_CHARS]!r}, which matches {source.pattern}, is no number") from None
+        raise Unfit(f"{found[:DETAIL_CHARS]!r}, which matches {source.pattern}, is no number") from None
 
 
 def number_in(pattern: str, text: str, limit_s: float) -> str | None:

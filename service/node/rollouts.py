@@ -20,7 +20,15 @@ from service.conversations.document.posted_rollouts import PostedRollouts, read_
 from service.conversations.job.job import JobId
 from service.conversations.job.states import ENDED_CONVERSATIONS, ENDED_JOBS
 from service.conversations.record.episode import EpisodeOrigin, Prompts, episode_of
-from service.conversations.record.rollout import ROWS_A_CONVERSATION, Reward, Row, SpokenTokens, chains_of, rows_of
+from service.conversations.record.rollout import (
+    ROWS_A_CONVERSATION,
+    Reward,
+    Row,
+    RowPlace,
+    SpokenTokens,
+    chains_of,
+    rows_of,
+)
 from service.conversations.record.transcript import Turn, transcript_document
 from service.errors import Fault, NothingRecorded, RewardInvalid, StoreUnavailable
 from service.node.jobs import Jobs
@@ -128,10 +136,11 @@ class Rollouts:
 
         Raises:
             JobNotFound: there is no such job.
+            NothingRecorded: it records no tokens.
             RewardInvalid: it has no such conversation or agent.
             RewardConflict: there is another reward.
         """
-        posted = await self._posted(job_id)
+        posted = await self.check_recorded(job_id)
         states = await self._store.read(conversation_rows.states, job_id)
         agents = [each.id for each in posted.agents]
         if conversation_id not in states:
@@ -202,6 +211,7 @@ class Rollouts:
         found = _Found(
             place=(job_id, conversation_id),
             number=number,
+            state=await self._store.read(rollout_rows.state_of, job_id, conversation_id),
             spoken=await self._store.read(rollout_rows.spoken, job_id, conversation_id),
             rewards=await self._store.read(rollout_rows.rewards, job_id, conversation_id),
             prompts=await self._prompts.by_message(job_id, conversation_id)
@@ -219,12 +229,18 @@ class Rollouts:
         conversation = posted.named[conversation_id]
         sample = conversation.sample
         rows = rows_of(
-            found.place,
-            found.number * ROWS_A_CONVERSATION,
+            RowPlace(
+                job=job_id,
+                conversation=conversation_id,
+                state=found.state,
+                first=found.number * ROWS_A_CONVERSATION,
+                group=None if sample is None else sample.group,
+                sample=0 if sample is None else sample.number,
+                samples=1 if sample is None else sample.of,
+            ),
             chains_of((each for _, each in found.spoken if each is not None), [each.id for each in posted.agents]),
             found.rewards,
             lambda agent: self._version_of(posted.model_of(agent, conversation) or ""),
-            (None, 0) if sample is None else (sample.group, sample.number),
         )
         most = posted.limit_of(conversation)
         judged = [(row, chain, _outcome_of(row, most, wanted)) for row, chain in rows]
@@ -254,6 +270,7 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
     place: tuple[JobId, str]
     number: int
+    state: str
     spoken: Sequence[tuple[Turn, SpokenTokens | None]]
     rewards: Mapping[str, Reward]
     prompts: Prompts

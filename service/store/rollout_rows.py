@@ -56,6 +56,12 @@ def ready(connection: Connection, job_id: JobId, after: int, limit: int) -> list
     return [(row[0], row[1]) for row in connection.execute(sql, (job_id, after, limit))]
 
 
+def state_of(connection: Connection, job_id: JobId, conversation_id: str) -> str:
+    """Return the state of a conversation."""
+    sql = "SELECT state FROM conversations WHERE job_id = ? AND id = ?"
+    return str(value_of(connection, sql, (job_id, conversation_id), ""))
+
+
 def spoken(connection: Connection, job_id: JobId, conversation_id: str) -> list[tuple[Turn, SpokenTokens | None]]:
     """List a conversation's completed turns, with the tokens of those that were recorded."""
     found: list[tuple[Turn, SpokenTokens | None]] = []

@@ -16,6 +16,7 @@ from tests.harness.waiting import wait_for
 START_S = 60.0
 RECORD = {"tokens": True, "logprobs": True}
 CALLABLES = """
+import os
 import time
 
 def length(transcript):
@@ -32,6 +33,15 @@ def slow(transcript):
 
 def odd(transcript):
     return "much"
+
+def flag(transcript):
+    return True
+
+def unfit(transcript):
+    raise ValueError("boom")
+
+def die(transcript):
+    os._exit(3)
 """
 
 
@@ -44,7 +54,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     model = {"engine": "embedded", "model": str(tiny_model), "context": 4096, "slots": 2, "args": {"threads": 1}}
     port = find_ports(3)
     theirs = {"engine": "attached", "model": "tiny", "url": f"http://127.0.0.1:{port + 2}"}
-    names = ["length", "later", "broken", "slow", "odd"]
+    names = ["length", "later", "broken", "slow", "odd", "flag", "unfit", "die"]
     rollouts = {"rewards": [f"judges:{name}" for name in names], "reward_s": 3}
     models = {"tiny": {**model, "port": port + 1}, "theirs": theirs}
     with serving(folder, port, models, ready=False, rollouts=rollouts) as running:
@@ -137,6 +147,9 @@ def test_a_prompt_that_rewrites_the_past_begins_a_chain(service: Service) -> Non
         ({"python": "judges:broken"}, None, "RuntimeError: no such judge", {}),
         ({"python": "judges:slow"}, None, "it took longer than reward_s = 3 s", {}),
         ({"python": "judges:odd"}, None, "reward: 'much' is no finite number", {}),
+        ({"python": "judges:flag"}, None, "reward: 'True' is no finite number", {}),
+        ({"python": "judges:unfit"}, None, "ValueError: boom", {}),
+        ({"python": "judges:die"}, None, "the processes for this check have died or cannot be started", {}),
         ({"agent": "a", "pattern": "zzz(\\d+)"}, None, "the last words of 'a' do not match zzz(\\d+)", {}),
     ],
 )
@@ -251,8 +264,8 @@ def test_what_has_no_effect_or_cannot_be_is_refused(service: Service, change: Do
 def test_a_job_without_a_record_has_no_rollouts(service: Service) -> None:
     """An empty list would hide that a word was forgotten."""
     job_id = service.post_job(job(record=None))
-    answer = service.http.get(f"/v1/jobs/{job_id}/rollouts")
-    assert (answer.status_code, answer.json()["code"]) == (409, "nothing_recorded")
+    for answer in (service.http.get(f"/v1/jobs/{job_id}/rollouts"), reward(service, job_id, reward=1)):
+        assert (answer.status_code, answer.json()["code"]) == (409, "nothing_recorded")
     assert service.http.get(f"/v1/jobs/{job_id}/rollouts", params={"form": "table"}).status_code == 400
 
 
@@ -293,6 +306,36 @@ def test_an_episode_has_the_tokens_of_the_rows(service: Service) -> None:
     turns = service.get(f"/v1/jobs/{job_id}/conversations/c")["turns"]
     said = [node["message"]["content"] for node in episode["traces"][0]["nodes"] if node.get("sampled")]
     assert said == [turn["text"] for turn in turns if turn["agent"] == "a"]
+
+
+def test_rows_of_a_conversation_that_failed_say_so(service: Service) -> None:
+    """The turns before are rows all the same; an episode of them is not one that a trainer reads."""
+    document = job("a", "b")
+    document["agents"][1] |= {
+        "speak_after_within_round": ["a"],
+        "validation": {"pattern": "QQQQ", "retries": 0, "constrain": "off"},
+    }
+    job_id = service.post_job(document)
+    (row,) = rows(service, job_id, partial=True)
+    assert (row["agent"], row["state"], row["samples"]) == ("a", "failed", 1)
+    (episode,) = rows(service, job_id, partial=True, form="episode")
+    (trace,) = episode["traces"]
+    assert (episode["ok"], trace["ok"], trace["is_completed"], trace["stop_condition"]) == (
+        False,
+        False,
+        False,
+        "error",
+    )
+    assert trace["errors"][0]["type"] == "ConversationNotCompleted"
+
+
+def test_parameters_that_the_record_overrides_are_not_shown(service: Service) -> None:
+    """They were not sent as the author wrote them."""
+    document = job()
+    document["agents"][0]["params"] = {"max_tokens": 3, "logprobs": False, "return_tokens": False}
+    (row,) = post(service, document)
+    assert row["params"] == [{"max_tokens": 3}]
+    assert None not in row["logprobs"] or row["partial"]
 
 
 def test_tokens_and_rewards_go_with_their_job(service: Service) -> None:

@@ -36,11 +36,13 @@ class Recording(AnswerReaders, frozen=True, kw_only=True):
 
     ``ask`` adds the fields for that to the body of a chat, with or without logprobs. An engine that ``is_mute`` sends
     nothing before the whole answer. ``read_prompt`` asks for the tokens of a chat's prompt, given its body, where the
-    answer does not have them. ``detokenize`` returns the body for a model's name and ids, ``text_of`` reads the answer.
+    answer does not have them. With ``masks_logprobs`` the logprobs of a constrained answer are those after its
+    constraint. ``detokenize`` returns the body for a model's name and ids, ``text_of`` reads the answer.
     """
 
     ask: Callable[[dict[str, object], bool], None]
     is_mute: bool = False
+    masks_logprobs: bool = False
     read_prompt: Callable[[Post, bytes], Awaitable[list[int]]] | None = None
     detokenize: Callable[[str, Sequence[int]], object]
     text_of: Callable[[bytes], str]
@@ -218,6 +220,7 @@ PLAIN_ANSWERS: Final = AnswerReaders()
 OF_VLLM: Final = Recording(
     ask=_ask_vllm,
     decode=_decode_vllm,
+    masks_logprobs=True,
     detokenize=lambda model, ids: {"model": model, "tokens": ids},
     text_of=_text_of_vllm,
 )

@@ -66,7 +66,7 @@ def encode(request: ChatRequest) -> bytes:
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if request.begun is not None:
         ask_to_go_on(body, request.begun)
-    if not request.is_watched:
+    if not request.is_watched and request.records is None:  # in a larger frame a change of weights would have no place
         body.setdefault("stream_interval", UNWATCHED_INTERVAL)
     if request.cache_scope is not None:
         salt = body.get("cache_salt")

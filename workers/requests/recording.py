@@ -1,6 +1,9 @@
 """Records the tokens of a complete message: the engine tokenizes its prompt, and decodes its ids if that is needed."""
 
+from typing import Final
+
 import msgspec
+from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.dialects.recording import DETOKENIZE_PATH, Recording
@@ -9,9 +12,11 @@ from transport.request import ChatRequest, TokenDetail
 from workers.outcome import Outcome
 from workers.requests.answer import Answer
 from workers.requests.generation import Generation
-from workers.requests.halves import stops_in
+from workers.requests.halves import constraint_in, stops_in
 from workers.requests.request_ends import broken_off
 from workers.requests.tokens import TokenRecord, holds, is_text_of
+
+OVERRIDDEN: Final = frozenset({"logprobs", "top_logprobs", "return_token_ids", "return_tokens", "verbose", "stream"})
 
 
 def is_mute(client: EngineClient) -> bool:
@@ -34,16 +39,16 @@ async def record_tokens(client: EngineClient, chat: ChatRequest, answer: Answer,
         is_text = await _is_text(client, engine, chat, generation, record)
     except EngineError as error:
         return broken_off(without_frames(error))
-    answer.recorded.append(
-        record.recorded(
-            generation.usage,
-            is_text=is_text,
-            has_logprobs=chat.records is TokenDetail.LOGPROBS,
-            version=version,
-            reason=generation.finish_reason,
-            params=dict(chat.params),
-        )
+    tokens = record.recorded(
+        generation.usage,
+        is_text=is_text,
+        has_logprobs=chat.records is TokenDetail.LOGPROBS,
+        version=version,
+        reason=generation.finish_reason,
+        params={name: value for name, value in chat.params.items() if name not in OVERRIDDEN},
     )
+    is_masked = engine.masks_logprobs and constraint_in(chat.params) is not None
+    answer.recorded.append(replace(tokens, is_masked=is_masked))
     return None
 
 

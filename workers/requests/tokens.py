@@ -25,7 +25,8 @@ class RecordedTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of one prompt and its answer as the engine had them.
 
     ``versions`` are spans of the answer that one version of the weights has written: version, first token, token after
-    the last. ``params`` are those that were sent.
+    the last. ``params`` are the generation parameters as they were sent. If it ``is_masked``, its logprobs are those
+    after a constraint.
     """
 
     prompt: Sequence[int]
@@ -35,6 +36,7 @@ class RecordedTokens(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     params: dict[str, object] = {}
     partial: tuple[Lacking, ...] = ()
+    is_masked: bool = False
 
 
 class TokenRecord:

@@ -24,6 +24,7 @@ class RolloutRow(Value):
     ``logprobs`` and ``versions`` have an entry for each of those, None where it only read. ``number`` grows from row to
     row of a job, and is where a reader goes on ``after``. ``behind`` says by how many versions of the weights the first
     and the last written token are behind. ``partial`` lists what is not whole: prompt, ids, logprobs or store.
+    ``state`` is that of the conversation, which may have failed after these turns.
     """
 
     number: int
@@ -32,8 +33,10 @@ class RolloutRow(Value):
     agent: str
     chain: int
     rounds: tuple[int, ...]
+    state: str
     group: str | None
     sample: int
+    samples: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     mask: tuple[int, ...]

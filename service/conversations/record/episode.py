@@ -1,8 +1,8 @@
 """A conversation's rollouts as an episode of verifiers: a trace for each chain, its messages as nodes. Pure.
 
 Source: verifiers 0.4.0, ``v1/episode.py``, ``v1/trace.py`` and ``v1/graph.py``. A node's mask has an entry for each of
-its tokens, and its logprobs one for each token that the model wrote. A trace whose record is not whole is not ``ok``,
-and a trainer leaves it out.
+its tokens, and its logprobs one for each token that the model wrote. A trace whose record is not whole, whose reward
+has failed or whose conversation has not completed is not ``ok``, and a trainer leaves it out.
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from service.conversations.job.states import ConversationState
 from service.conversations.record.rollout import Chain, Row
 from service.conversations.record.token_arrays import RecordedMessage
 from service.conversations.record.transcript import Turn
@@ -64,8 +65,12 @@ def episode_of(
 
 def _trace(origin: EpisodeOrigin, task: Node, row: Row, chain: Chain, parts: tuple[list[Node], list[Node]]) -> Node:
     nodes, calls = parts
-    is_whole = not row.partial and row.reward_error is None
-    detail = row.reward_error or f"not whole: {', '.join(row.partial)}"
+    has_ended = row.state == ConversationState.COMPLETED
+    faults = [
+        *([] if has_ended else [("ConversationNotCompleted", f"the conversation has {row.state}")]),
+        *([("RecordNotWhole", f"not whole: {', '.join(row.partial)}")] if row.partial else []),
+        *([] if row.reward_error is None else [("RewardFailed", row.reward_error)]),
+    ]
     return {
         "id": f"{origin.job}/{origin.conversation}/{row.agent}/{row.chain}",
         "task": task,
@@ -84,10 +89,10 @@ def _trace(origin: EpisodeOrigin, task: Node, row: Row, chain: Chain, parts: tup
             "params": row.params,
             "partial": row.partial,
         },
-        "is_completed": True,
-        "ok": is_whole,
-        "errors": [] if is_whole else [{"type": "RecordNotWhole", "message": detail}],
-        "stop_condition": "agent_completed" if is_whole else "error",
+        "is_completed": has_ended,
+        "ok": not faults,
+        "errors": [{"type": kind, "message": message} for kind, message in faults],
+        "stop_condition": "error" if faults else "agent_completed",
     }
 
 

@@ -12,6 +12,7 @@ import msgspec
 from service.conversations.record.token_arrays import RecordedMessage
 from workers.requests.tokens import Lacking
 
+MIXED: Final = "mixed"  # mode of a chain whose messages have logprobs of several kinds
 ROWS_A_CONVERSATION: Final = 100_000  # between the numbers of two conversations' first rows
 
 
@@ -32,13 +33,25 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class RowPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The conversation of rows: its state, its place in its group, and the number of its ``first`` row."""
+
+    job: str
+    conversation: str
+    state: str
+    first: int
+    group: str | None = None
+    sample: int = 0
+    samples: int = 1
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One chain of one agent: the form ``rows``.
 
     The model has read ``prompt_ids``, then wrote and read ``completion_ids``. ``mask`` is 1 where it wrote.
     ``logprobs`` and ``versions`` have an entry for each of those, None where it only read. ``behind`` says by how many
     versions of the weights the first and the last written token are behind, None where none are known. ``number`` grows
-    from row to row of a job.
+    from row to row of a job. ``state`` is the conversation's, which may have failed after these turns.
     """
 
     number: int
@@ -47,8 +60,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     chain: int
     rounds: tuple[int, int]
+    state: str
     group: str | None = None
     sample: int = 0
+    samples: int = 1
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
     mask: Sequence[int]
@@ -103,7 +118,8 @@ class Chain:
             versions[start:end] = [version] * (min(end, written) - start)
         self._extend(message.ids, 1, message.logprobs or [None] * written, versions)
         self.has_logprobs &= message.logprobs is not None
-        self.mode, self.stop_reason = message.mode, message.stop_reason
+        self.mode = message.mode if self.mode in ("", message.mode) else MIXED
+        self.stop_reason = message.stop_reason
         self.partial |= {*message.partial}
         self.params.append(message.params)
         self.messages.append((round_number, message))
@@ -141,16 +157,14 @@ def chains_of(turns: Iterable[SpokenTokens], agents: Iterable[str] = ()) -> list
 
 
 def rows_of(
-    place: tuple[str, str],
-    first: int,
+    place: RowPlace,
     chains: Sequence[Chain],
     rewards: Mapping[str, Reward],
     version_of: Callable[[str], int | None] = lambda _agent: None,
-    sample: tuple[str | None, int] = (None, 0),
 ) -> Iterator[tuple[Row, Chain]]:
-    """Yield the rows of a conversation and their chains, a job's id and its own being its ``place``.
+    """Yield the rows of a conversation and their chains.
 
-    ``first`` is the number of the first row. ``rewards`` are those of agents by name, and with an empty name that of
+    ``rewards`` are those of agents by name, and with an empty name that of
     all others. ``version_of`` returns the present version of the weights of an agent's model.
     """
     for index, chain in enumerate(chains):
@@ -158,14 +172,16 @@ def rows_of(
         known = [each for each in chain.versions if each is not None]
         version = version_of(chain.agent)
         row = Row(
-            number=first + index,
-            job=place[0],
-            conversation=place[1],
+            number=place.first + index,
+            job=place.job,
+            conversation=place.conversation,
+            state=place.state,
             agent=chain.agent,
             chain=chain.number,
             rounds=chain.rounds,
-            group=sample[0],
-            sample=sample[1],
+            group=place.group,
+            sample=place.sample,
+            samples=place.samples,
             prompt_ids=chain.prompt,
             completion_ids=chain.completion,
             mask=chain.mask,

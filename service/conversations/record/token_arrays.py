@@ -20,6 +20,7 @@ LEVEL: Final = 6  # zlib's: 9 saves 1 % and takes three times as long
 IDS: Final = "I"
 VALUES: Final = "f"
 WIDTH: Final = 4  # bytes of either
+MASKED: Final = "constrained"  # mode of logprobs after a constraint
 DIGEST_BYTES: Final = 12
 
 
@@ -92,7 +93,7 @@ def add_to_chain(
                 versions=each.versions,
                 stop_reason=each.stop_reason,
                 params=each.params,
-                mode=mode,
+                mode=MASKED if each.is_masked else mode,
                 partial=each.partial,
             )
         )

@@ -6,10 +6,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.conversations.record.rollout import Reward, Row, SpokenTokens, chains_of, rows_of
+from service.conversations.record.rollout import Reward, Row, RowPlace, SpokenTokens, chains_of, rows_of
 from service.conversations.record.token_arrays import ChainEnd, RecordedMessage, add_to_chain, pack, unpack
 from workers.requests.tokens import Lacking, RecordedTokens
 
+PLACE = RowPlace(job="j", conversation="c", state="completed", first=100)
 FEW = st.lists(st.integers(0, 9), max_size=4)
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 
@@ -32,7 +33,7 @@ def spoken(*turns: list[RecordedTokens]) -> list[SpokenTokens]:
 
 
 def rows(turns: list[SpokenTokens], **rewards: Reward) -> list[Row]:
-    return [row for row, _ in rows_of(("j", "c"), 100, chains_of(turns), rewards, lambda _: 4)]
+    return [row for row, _ in rows_of(PLACE, chains_of(turns), rewards, lambda _: 4)]
 
 
 def test_a_turn_stores_only_the_ids_that_it_adds() -> None:
@@ -85,6 +86,14 @@ def test_a_row_without_logprobs_has_none() -> None:
     """They were not wanted; that is no fault of the record."""
     (row,) = rows(spoken([tokens([1], [2], logprobs=None)]))
     assert (row.logprobs, row.partial) == (None, [])
+
+
+def test_logprobs_after_a_constraint_are_named() -> None:
+    """They are not the model's own; a chain that has both kinds says so."""
+    masked = tokens([1], [2], is_masked=True)
+    assert rows(spoken([masked]))[0].logprobs_mode == "constrained"
+    assert rows(spoken([masked], [tokens([1, 2], [3])]))[0].logprobs_mode == "mixed"
+    assert rows(spoken([tokens([1], [2])]))[0].logprobs_mode == "raw"
 
 
 def test_an_agents_own_reward_comes_first() -> None:

@@ -107,6 +107,13 @@ def test_logprobs_are_only_asked_for_where_they_are_recorded() -> None:
     assert json.loads(LLAMA_SERVER.encode(ChatRequest(model="m", messages=ASKED.messages)))["stream"] is True
 
 
+def test_a_recorded_answer_has_a_frame_for_each_token() -> None:
+    """In a larger one, a change of weights would count for tokens that the old ones wrote."""
+    for detail, interval in ((None, 16), (TokenDetail.IDS, None)):
+        asked = ChatRequest(model="m", messages=ASKED.messages, is_watched=False, records=detail)
+        assert json.loads(VLLM.encode(asked)).get("stream_interval") == interval
+
+
 async def test_a_prompt_is_tokenized_as_it_was_rendered() -> None:
     """With llama.cpp's own questions, since it reports the prompt's tokens decoded."""
     asked: list[tuple[str, Any]] = []
