@@ -1,5 +1,6 @@
 """Records the tokens of a complete message: the engine tokenizes its prompt, and decodes its ids if that is needed."""
 
+import logging
 from typing import Final
 
 import msgspec
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.dialects.recording import DETOKENIZE_PATH, Recording
-from transport.errors import EngineError, without_frames
+from transport.errors import EngineError, EngineUnreachable, without_frames
 from transport.request import ChatRequest, TokenDetail
 from workers.outcome import Outcome
 from workers.requests.answer import Answer
@@ -17,6 +18,7 @@ from workers.requests.request_ends import broken_off
 from workers.requests.tokens import TokenRecord, holds, is_text_of
 
 OVERRIDDEN: Final = frozenset({"logprobs", "top_logprobs", "return_token_ids", "return_tokens", "verbose", "stream"})
+logger = logging.getLogger(__name__)
 
 
 def is_mute(client: EngineClient) -> bool:
@@ -33,12 +35,15 @@ async def record_tokens(client: EngineClient, chat: ChatRequest, answer: Answer,
     if generation.tokens is None or engine is None:
         return None
     record = generation.tokens
+    is_text = False
     try:
         if engine.read_prompt is not None:
             record.prompt = await engine.read_prompt(client.post, client.dialect.encode(chat))
         is_text = await _is_text(client, engine, chat, generation, record)
-    except EngineError as error:
+    except EngineUnreachable as error:
         return broken_off(without_frames(error))
+    except EngineError as error:  # asked again it would say the same: the record is not whole
+        logger.warning("tokens of %s are not known to be whole: %s", chat.model, error)
     tokens = record.recorded(
         generation.usage,
         is_text=is_text,
