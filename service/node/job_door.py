@@ -137,8 +137,8 @@ class JobDoor:
         limits, handle = rules.limits, partial(self.large.handle_sized, caller, len(text))
         posted = await read_document(document, limits, handle)
         if has_groups(posted):
-            document = await handle(spread_groups, document, posted, limits)
-            text = msgspec.json.encode(document)
+            document, text = await handle(spread_groups, document, posted, limits)
+            handle = partial(self.large.handle_sized, caller, len(text))
             posted = await read_document(document, limits, handle)
         sources = await self._sources.read(posted, caller, limits.body_bytes)
         spec = with_prompts(await self._catalog.expand(posted), sources, limits.body_bytes)

@@ -118,7 +118,7 @@ class Rollouts:
         while True:
             change = self._jobs.watch.next_change_towards_end(job_id)
             has_ended = (await self._store.read(job_rows.job, job_id)).state in ENDED_JOBS
-            await self._settle(job_id, posted)
+            has_more = await self._settle(job_id, posted)
             while page := await self._store.read(rollout_rows.ready, job_id, place, READ_AHEAD):
                 for number, conversation_id in page:
                     place = number
@@ -126,6 +126,8 @@ class Rollouts:
                         if line[0] > after:
                             yield line[1]
             left_s = None if until is None else until - anyio.current_time()
+            if has_more:  # also beyond the reader's time: what can be read is not left out
+                continue
             if has_ended or self._jobs.watch.is_closed or (left_s is not None and left_s <= 0):
                 return
             with anyio.move_on_after(LOOK_S if left_s is None else min(LOOK_S, left_s)):
@@ -155,8 +157,8 @@ class Rollouts:
         document = await self._store.read(job_rows.document, job_id)
         return await anyio.to_thread.run_sync(read_rollouts, document)
 
-    async def _settle(self, job_id: JobId, posted: PostedRollouts) -> None:
-        """Let conversations that have ended be read, piece by piece."""
+    async def _settle(self, job_id: JobId, posted: PostedRollouts) -> bool:
+        """Let a piece of the conversations that have ended be read; return whether there are more."""
         lock = self._locks.get(job_id)
         if lock is None:
             lock = self._locks[job_id] = anyio.Lock()
@@ -175,10 +177,10 @@ class Rollouts:
                     for name in waiting
                     if (sample := named[name].sample) is None or sample.group not in open_groups
                 ]
-            for begin in range(0, len(waiting), CONVERSATIONS_A_PIECE):
-                piece = waiting[begin : begin + CONVERSATIONS_A_PIECE]
+            if piece := waiting[:CONVERSATIONS_A_PIECE]:
                 rewards = await self._rewards(job_id, posted, piece)
                 await self._store.write(rollout_rows.make_ready, job_id, piece, rewards)
+            return len(waiting) > len(piece)
 
     async def _rewards(
         self, job_id: JobId, posted: PostedRollouts, names: Sequence[str]

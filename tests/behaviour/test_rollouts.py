@@ -118,6 +118,16 @@ def test_rows_come_once_and_a_reader_goes_on_after_the_last(service: Service) ->
     assert rows(service, job_id) == whole
 
 
+def test_a_reader_without_patience_gets_all_that_can_be_read(service: Service) -> None:
+    """However many conversations have ended since the last one."""
+    talks = [{"id": f"c{number}", "prompt": "Say it"} for number in range(70)]
+    document = job(conversations=talks)
+    document["agents"][0]["params"] = {"max_tokens": 1}
+    job_id = service.post_job(document)
+    service.wait_ended(job_id)
+    assert len(rows(service, job_id, partial=True, wait_s=0)) == len(talks)
+
+
 def test_an_agent_may_record_on_its_own(service: Service) -> None:
     """Without logprobs there are none; an agent that does not record has no row."""
     document = job("a", "b", record=None)
@@ -245,6 +255,11 @@ def test_a_group_is_delivered_together(service: Service) -> None:
         ({"reward": {"agent": "a", "pattern": "("}}, "reward", "pattern"),
         ({"group": {"samples": 0}}, "group.samples", "at least 1"),
         ({"group": {"samples": 1000}, "conversations": [{"prompt": "x"}] * 11}, "group.samples", "10000"),
+        (
+            {"group": {"samples": 1000}, "conversations": [{"prompt": "x" * 20_000}]},
+            "group.samples",
+            "limits.body_bytes",
+        ),
         (
             {"agents": [{"id": "a", "model": "theirs"}]},
             "record",
