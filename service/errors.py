@@ -196,11 +196,27 @@ class IdempotencyConflict(
 
 
 class RewardConflict(ServiceError, status=409, code="reward_conflict", title="There is another reward already"):
-    """The conversation, or the agent in it, has another reward."""
+    """A conversation, an agent in it, or a session, has another reward."""
 
-    def __init__(self, conversation_id: str, agent: str) -> None:
-        whose = f"agent {agent!r} in conversation" if agent else "conversation"
-        super().__init__(f"{whose} {conversation_id!r} has another reward, which stays")
+    def __init__(self, whose: str) -> None:
+        super().__init__(f"{whose} has another reward, which stays")
+
+
+class SessionNotFound(ServiceError, status=404, code="session_not_found", title="No such session"):
+    """There is no such session, or it belongs to another key, or it has expired."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"there is no session {session_id[:100]!r}")
+
+
+class SessionsFull(
+    ServiceError, status=429, code="sessions_full", title="There are too many sessions", retry_after_s=60
+):
+    """There are as many sessions, or exchanges of one, as there may be."""
+
+
+class SessionInvalid(InvalidJob, code="invalid_session", title="The session is refused"):
+    """The session cannot be opened as posted."""
 
 
 class NothingRecorded(ServiceError, status=409, code="nothing_recorded", title="The job records no tokens"):

@@ -98,12 +98,14 @@ class TokensWritten(Struct, frozen=True, gc=False):
     """The ids of more of the answer's tokens; their text has come before.
 
     ``logprobs`` has a value a token, None where the engine gives none; it is None without any.
-    ``texts`` holds the text of each token as the engine writes it, nothing if not all are known.
+    ``texts`` holds the text of each token as the engine writes it, nothing if not all are known. ``stop_word`` is the
+    stop word that ended the answer.
     """
 
     ids: list[int]
     logprobs: list[float | None] | None
     texts: list[str]
+    stop_word: str | None = None
 
 
 class Timings(Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """One chat request as its caller means it, before a dialect encodes it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -89,7 +89,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     dialect does not own reach the engine untouched. ``tools`` are OpenAI tool definitions. An engine that knows cache
     scopes shares prefixes only within one ``cache_scope``. Without ``is_watched`` no reader follows the stream, so it
     may come in larger pieces. The engine enforces ``constraint`` as far as its dialect can express it. With ``begun``
-    the model goes on with the beginning of its answer. With ``records`` the answer has the ids of its tokens.
+    the model goes on with the beginning of its answer. With ``records`` the answer has the ids of its tokens. A
+    client's own messages are ``posted`` in the place of ``messages``, and sent as they are.
     """
 
     model: str
@@ -101,3 +102,4 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     begun: BegunAnswer | None = None
     records: TokenDetail | None = None
+    posted: Sequence[Mapping[str, object]] | None = None

@@ -7,7 +7,7 @@ from typing import Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 
-from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_calls
+from roundhouse_client.calls import job_calls, model_calls, node_calls, session_calls, worker_calls
 from roundhouse_client.drivers.exchange import CALL_PATIENCE_S, LIMIT_S, Address
 from roundhouse_client.drivers.ordinary import Driver, OnPause
 from roundhouse_client.flows import following, forking, reading, rolling, speaking, waiting
@@ -160,6 +160,13 @@ class Client:
     read_rollouts = _Streams(rolling.read_rollouts)
     read_episodes = _Streams(rolling.read_episodes)
     post_reward = _Asks(job_calls.post_reward)
+
+    open_session = _Asks(session_calls.open_session)
+    get_session = _Asks(session_calls.get_session)
+    get_session_rows = _Asks(session_calls.get_session_rows)
+    get_session_episodes = _Asks(session_calls.get_session_episodes)
+    post_session_reward = _Asks(session_calls.post_session_reward)
+    delete_session = _Asks(session_calls.delete_session)
 
     list_workers = _Asks(worker_calls.list_workers)
     get_worker = _Asks(worker_calls.get_worker)

@@ -33,6 +33,7 @@ from service.api.routes.jobs import job_router, jobs_router
 from service.api.routes.loading import loading_router
 from service.api.routes.overview import overview_router, page_router, speaking_router
 from service.api.routes.rollouts import ROLLOUT_BODIES, rollouts_router
+from service.api.routes.sessions import SESSION_BODIES, sessions_router
 from service.api.routes.status import configuration_router, metrics_router, status_router
 from service.api.routes.upgrades import upgrade_router
 from service.api.routes.usage import usage_router
@@ -119,6 +120,7 @@ def build_routes(
     app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(callers_turns_router(node.jobs, node.callers, limits))
     app.include_router(rollouts_router(node.jobs, node.rollouts, limits))
+    app.include_router(sessions_router(node.sessions, node.door.rules, limits))
     app.include_router(timeline_router(node))
     app.include_router(workers_router(node.fleet, lambda: node.scheduler.view))
     app.include_router(lanes_router(node.fleet.lane_pool))
@@ -162,6 +164,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         *ADAPTER_BODIES,
         *CALLERS_BODIES,
         *ROLLOUT_BODIES,
+        *SESSION_BODIES,
     )
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")

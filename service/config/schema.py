@@ -228,7 +228,8 @@ def adapters_of(config: Config) -> dict[str, str]:
     return {adapter: name for name, model in config.models.items() for adapter in model.adapters}
 
 
-def _unable_to_record(model: ModelConfig) -> str | None:
+def unable_to_record(model: ModelConfig) -> str | None:
+    """Return why the tokens of a model's answers cannot be recorded, None if they can."""
     if model.engine == "attached":
         return "an attached server does not say which tokens it reads and writes"
     return None
@@ -248,6 +249,6 @@ def rules_of(config: Config, adapters: Mapping[str, str] | None = None, elsewher
         key_s=config.store.keep_keys_s,
         servers={name: tuple(model.tools.mcp) for name, model in config.models.items()},
         untold=tuple(name for name, model in config.models.items() if model.bios.leaves_out_context),
-        unable={name: why for name, model in config.models.items() if (why := _unable_to_record(model))},
+        unable={name: why for name, model in config.models.items() if (why := unable_to_record(model))},
         rewards=tuple(config.rollouts.rewards),
     )

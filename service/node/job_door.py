@@ -47,7 +47,7 @@ class JobDoor:
         self._store = store
         self._scheduler = scheduler
         self._intake = intake
-        self._rules = rules
+        self.rules = rules
         self._catalog = catalog
         self._sources = Sources(store, lambda: rules().adapters)
         self._promised: Counter[str] = Counter()  # by model: slots of jobs that are being stored with queue=false
@@ -101,7 +101,7 @@ class JobDoor:
         if self._store.trouble is not None:
             raise StoreUnavailable(self._store.trouble)
         with self._taking():
-            rules = self._rules()
+            rules = self.rules()
             begun, text = await self._parse(document, text, caller, rules)
             if posted:
                 begun = replace(begun, job=_with_bodies(begun.job, posted))
@@ -110,7 +110,7 @@ class JobDoor:
     async def _take(
         self, begun: JobBegun, text: bytes, hashed: str, key: str | None, now: datetime, caller: Caller, *, queue: bool
     ) -> tuple[StoredJob, bool]:
-        job, key_s = begun.job, self._rules().key_s
+        job, key_s = begun.job, self.rules().key_s
         new = NewJob(
             job=job,
             shares=begun.shares,

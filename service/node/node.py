@@ -31,6 +31,7 @@ from service.node.live_config import LiveConfig, queue_rules
 from service.node.passing import Passing
 from service.node.prompt_history import PromptHistory
 from service.node.rollouts import Rollouts
+from service.node.sessions import Sessions
 from service.node.status import pools_of
 from service.node.store_news import StoreNews, StoreOutlet
 from service.node.timelines import Timelines
@@ -79,6 +80,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Jobs
     prompts: PromptHistory
     rollouts: Rollouts
+    sessions: Sessions
     callers: CallersTurns
     timelines: Timelines
     neighbours: Neighbours
@@ -240,6 +242,7 @@ async def open_node(
             prompts = PromptHistory(
                 store, scheduler, adapters.names, partial(_constrain, live), partial(_sends_tools, live)
             )
+            versions = partial(_version_of, fleet, adapters)
             rules, catalog = partial(_rules, live, adapters, neighbours), ToolCatalog(runners_of(tools), adapters.names)
             door = JobDoor(store, scheduler, intake, rules, catalog)
             unwanted = [child for child in left.children if child not in tools.adopted.values()]
@@ -254,14 +257,8 @@ async def open_node(
                     door=door,
                     jobs=(jobs := Jobs(store, scheduler, intake, followers, neighbours, rules)),
                     prompts=prompts,
-                    rollouts=Rollouts(
-                        store,
-                        jobs,
-                        prompts,
-                        scheduler.tokens,
-                        partial(_version_of, fleet, adapters),
-                        lambda: live.config.rollouts,
-                    ),
+                    rollouts=Rollouts(store, jobs, prompts, scheduler.tokens, versions, lambda: live.config.rollouts),
+                    sessions=Sessions(store, scheduler.tokens, versions),
                     callers=CallersTurns(store, scheduler, intake, is_shared=cluster is not None),
                     timelines=Timelines(store, scheduler, fleet),
                     neighbours=neighbours,

@@ -12,7 +12,7 @@ from service.config.schema import StoreConfig
 from service.conversations.job.job import JobId
 from service.conversations.record.transcript import rfc3339
 from service.errors import StoreUnavailable
-from service.store import heirs, usage
+from service.store import heirs, session_rows, usage
 from service.store.databases.database import Connection
 from service.store.store import Store
 
@@ -50,6 +50,8 @@ async def release(store: Store, config: StoreConfig, now: datetime) -> int:
         day = (now - timedelta(days=config.keep_usage_days)).date().isoformat()
         if await store.read(lambda connection: usage.has_older(connection, day)):
             await store.write(lambda connection: usage.release(connection, day))
+    while await store.read(session_rows.has_expired):
+        await store.write(session_rows.delete_expired)
     if count:
         logger.info("released %d jobs that ended more than %g s ago", count, config.keep_jobs_s)
     return count

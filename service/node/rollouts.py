@@ -35,7 +35,7 @@ from service.node.jobs import Jobs
 from service.node.prompt_history import PromptHistory
 from service.node.rewards import find_reward
 from service.scheduling.keeping.token_keeper import TokenKeeper
-from service.store import conversation_rows, job_rows, rollout_rows
+from service.store import conversation_rows, job_rows, rollout_rows, session_rows
 from service.store.store import Store
 
 CONVERSATIONS_A_PIECE: Final = 32  # made ready in one write
@@ -95,7 +95,8 @@ class Rollouts:
             self._tokens.most_mib = self._config().most_mib
             if self._tokens.most_mib is not None:
                 with suppress(StoreUnavailable):
-                    self._tokens.used = await self._store.read(rollout_rows.size)
+                    used = [await self._store.read(size) for size in (rollout_rows.size, session_rows.size)]
+                    self._tokens.used = sum(used)
             await anyio.sleep(ROOM_S)
 
     async def check_recorded(self, job_id: JobId) -> PostedRollouts:
@@ -245,7 +246,7 @@ class Rollouts:
             lambda agent: self._version_of(posted.model_of(agent, conversation) or ""),
         )
         most = posted.limit_of(conversation)
-        judged = [(row, chain, _outcome_of(row, most, wanted)) for row, chain in rows]
+        judged = [(row, chain, outcome_of(row, most, is_partial=wanted.partial)) for row, chain in rows]
         outcomes = [outcome for *_, outcome in judged]
         kept = [(row, chain) for row, chain, outcome in judged if outcome == DELIVERED]
         if wanted.form is RolloutForm.ROWS or not kept:
@@ -257,14 +258,16 @@ class Rollouts:
             prompt=posted.prompt_of(conversation),
             judge=None if posted.reward is None else posted.reward.agent,
         )
-        episode = episode_of(origin, kept, [turn for turn, _ in found.spoken], found.prompts)
+        texts = {(turn.key.agent_id, turn.key.round): turn.text for turn, _ in found.spoken}
+        episode = episode_of(origin, kept, texts, found.prompts)
         return [(kept[-1][0].number, msgspec.json.encode(episode) + b"\n")], outcomes
 
 
-def _outcome_of(row: Row, most: int | None, wanted: RolloutsWanted) -> str:
+def outcome_of(row: Row, most: int | None, *, is_partial: bool) -> str:
+    """Return whether a row is delivered, or why not; ``is_partial`` lets rows pass that are not whole."""
     if most is not None and row.behind is not None and max(row.behind) > most:
         return "stale"
-    return "partial" if row.partial and not wanted.partial else DELIVERED
+    return "partial" if row.partial and not is_partial else DELIVERED
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):

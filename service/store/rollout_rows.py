@@ -103,7 +103,8 @@ def put_reward(connection: Connection, place: tuple[JobId, str, str], reward: Re
         _insert(connection, place, reward)
         return True
     if known != reward:
-        raise RewardConflict(place[1], place[2])
+        whose = f"agent {place[2]!r} in conversation" if place[2] else "conversation"
+        raise RewardConflict(f"{whose} {place[1]!r}")
     return False
 
 

@@ -29,7 +29,7 @@ from roundhouse_client import (
     Unreachable,
     WaitExceeded,
 )
-from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_calls
+from roundhouse_client.calls import job_calls, model_calls, node_calls, session_calls, worker_calls
 from roundhouse_client.flows import following
 from roundhouse_client.request import Call
 from roundhouse_client.values.events import KINDS, JobEnd, TurnChange
@@ -53,6 +53,11 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     job_calls.get_timeline("X"),
     job_calls.get_deliveries("X"),
     job_calls.post_reward("X", "X", 1.0),
+    session_calls.open_session(),
+    session_calls.get_session("X"),
+    session_calls.get_session_rows("X"),
+    session_calls.post_session_reward("X", 1.0),
+    session_calls.delete_session("X"),
     job_calls.awaited(),
     job_calls.awaited("X"),
     worker_calls.list_workers(),

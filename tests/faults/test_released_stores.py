@@ -27,7 +27,7 @@ SCHEMA = {
     " ORDER BY 1, 2, 3",
 }
 # Turns of deleted jobs; spans and rollouts, which are younger than 1.0.0
-RARE = {"kept_turns", "seats", "offers", "spans", "turn_tokens", "rollouts", "rewards"}
+RARE = {"kept_turns", "seats", "offers", "spans", "turn_tokens", "rollouts", "rewards", "sessions", "exchanges"}
 
 
 def known(shown: object, kept: object) -> object:

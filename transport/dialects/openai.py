@@ -130,7 +130,7 @@ def body_of(request: ChatRequest) -> dict[str, object]:
     """Return the body that every engine accepts: the caller's parameters, overridden by ours."""
     body: dict[str, object] = dict(request.params)
     body["model"] = request.model
-    body["messages"] = [message_document(message) for message in request.messages]
+    body["messages"] = request.posted or [message_document(message) for message in request.messages]
     body.pop("tools", None)  # ours, even if there are none
     if request.tools:
         body["tools"] = request.tools

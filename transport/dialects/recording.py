@@ -61,6 +61,7 @@ class _Logprobs(Struct, gc=False):
 class _Choice(openai.Choice, gc=False):
     token_ids: list[_Id] | None = None
     logprobs: _Logprobs | None = None
+    stop_reason: str | int | None = None  # a stop word, or the id of a stop token
 
 
 class _Chunk(openai.Chunk, gc=False):
@@ -74,6 +75,7 @@ class _WholeChoice(Struct, gc=False):
 
 class _Verbose(Struct, gc=False):
     tokens: list[_Id] = []
+    stopping_word: str = ""
 
 
 class _Whole(Struct, gc=False):
@@ -120,12 +122,14 @@ def _decode_vllm(frame: bytes, events: list[Event]) -> bool:
     if chunk.prompt_token_ids is not None:
         events.append(PromptRendered(chunk.prompt_token_ids))
     for choice in chunk.choices or ():
-        ids = choice.token_ids
-        if ids and not choice.index:
+        ids = choice.token_ids or []
+        stop_word = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+        if (ids or stop_word) and not choice.index:
             each = (choice.logprobs.content if choice.logprobs else None) or ()
             is_each = len(each) == len(ids)
             values = [entry.logprob for entry in each] if is_each else None
-            events.append(TokensWritten(ids, values, [entry.token or "" for entry in each] if is_each else []))
+            texts = [entry.token or "" for entry in each] if is_each else []
+            events.append(TokensWritten(ids, values, texts, stop_word))
     return has_stopped
 
 
@@ -171,7 +175,8 @@ def _decode_llama(document: bytes, events: list[Event]) -> bool:
     entries = (logprobs.content if logprobs else None) or []
     values = _placed(ids, entries) if entries else None
     is_each = len(entries) == len(ids)
-    events.append(TokensWritten(ids, values, [entry.token or "" for entry in entries] if is_each else []))
+    texts = [entry.token or "" for entry in entries] if is_each else []
+    events.append(TokensWritten(ids, values, texts, whole.verbose.stopping_word or None))
     return has_stopped
 
 

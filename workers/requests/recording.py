@@ -17,7 +17,10 @@ from workers.requests.halves import constraint_in, stops_in
 from workers.requests.request_ends import broken_off
 from workers.requests.tokens import TokenRecord, holds, is_text_of
 
-OVERRIDDEN: Final = frozenset({"logprobs", "top_logprobs", "return_token_ids", "return_tokens", "verbose", "stream"})
+OVERRIDDEN: Final = frozenset(
+    {"logprobs", "top_logprobs", "return_token_ids", "return_tokens", "verbose", "stream", "stream_options"}
+    | {"cache_salt"}
+)
 logger = logging.getLogger(__name__)
 
 

@@ -11,6 +11,7 @@ from transport.dialects.openai import CHAT_PATH
 from transport.dialects.refusals import encode_error
 from transport.errors import CacheFull, EngineError, EngineRejected, RequestAtFault, without_frames
 from transport.relay import JSON, Passage, is_about_the_request
+from transport.request import ChatRequest, TokenDetail
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
@@ -18,6 +19,7 @@ from workers.requests.answer_begins import again
 from workers.requests.asking import ask_fairly
 from workers.requests.cache_veil import CacheVeil, WholeLines
 from workers.requests.halves import HalfAnswer
+from workers.requests.recording import is_mute, record_tokens
 from workers.requests.request_ends import broken_off, declined, is_refused, rejected
 from workers.requests.sent import SentStream
 from workers.requests.splice import Splice
@@ -46,7 +48,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     knows scopes shares prefixes only among requests of one ``cache_owner``; no more than ``own_tokens`` are shown as
     cached, None shows all. ``owner`` is the key it belongs to: connections to an attached server are kept per owner.
     With ``half`` the stream of an earlier attempt goes on, of which the client has ``sent``. If it cannot, the request
-    ends as ``broken``, the reason of that attempt.
+    ends as ``broken``, the reason of that attempt. With ``records`` the body is that of a chat, whatever the path, and
+    the answer holds its words and tokens: ``passage`` gets nothing but a refusal.
     """
 
     job_name: str
@@ -65,6 +68,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     half: HalfAnswer | None = None
     sent: SentStream | None = None
     broken: RequestFailed | None = None
+    records: TokenDetail | None = None
 
 
 async def relay(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
@@ -74,12 +78,15 @@ async def relay(client: EngineClient, settings: RequestSettings, request: Relay,
     except AdapterUnknown as error:
         return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
     limit_s = request.limit_s if settings.request_s is None else settings.request_s
+    run = asking.ask if request.half is None else asking.go_on
+    if request.records is not None:
+        run = asking.ask_recorded
     if limit_s is None:
-        return await (asking.ask() if request.half is None else asking.go_on())
+        return await run()
     if request.limit_s is not None:
         limit_s = min(limit_s, request.limit_s)
     with anyio.move_on_after(limit_s) as answer.deadline:
-        return await (asking.ask() if request.half is None else asking.go_on())
+        return await run()
     return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within {limit_s:g} s on a slot")
 
 
@@ -98,6 +105,36 @@ class _Asking:
         self._model = model
         self._body = request.body if has_own else _translated(request.body, {**ours, "model": model})
         self._held_back: list[CacheVeil | Renaming] = []  # parts of the passage that hold pieces back
+
+    async def ask_recorded(self) -> Outcome:
+        """Ask for an answer with its tokens, and record them; return how it ended."""
+        client, settings, request, answer = self._client, self._settings, self._request, self._answer
+        chat = _chat_of(self._body, request.records)
+        answer.asked, answer.is_mute = chat, is_mute(client)
+        answer.begin_generation(settings.repetition, request.chars)
+        later = request.most_tokens or UNBOUNDED if answer.is_mute else 0
+        if settings.admit_prompt is not None:
+            refused = await settings.admit_prompt(answer, request.chars, self._body, later)
+            if refused is not None:
+                return refused
+
+        async def ask() -> None:
+            answer.begin_again(settings.repetition, request.chars)
+            try:
+                await client.stream(chat, answer.generation)
+            finally:
+                answer.phase = Phase.US  # until it is asked again the engine's silence means nothing
+
+        failed = await ask_fairly(
+            ask,
+            lambda: answer.generation.first_token_at is not None,
+            settings.excuse,
+            is_others=settings.is_others,
+        )
+        if failed is not None:
+            return _failure_of(failed, settings, request, is_passed=False)
+        whole = Completed(finish_reason=answer.generation.finish_reason or "unknown")
+        return await record_tokens(client, chat, answer, settings.version()) or whole
 
     async def go_on(self) -> Outcome:
         """Go on with half an answer; if the engine cannot, let it write all of it again, and pass on the rest."""
@@ -179,12 +216,12 @@ async def _admit(admit: AdmitPrompt, request: Relay, answer: Answer, body: bytes
     return await admit(answer, request.chars, body if request.path == CHAT_PATH else None, later)
 
 
-def _failure_of(error: EngineError, settings: RequestSettings, request: Relay) -> Outcome:
-    """Return the ending for an error."""
+def _failure_of(error: EngineError, settings: RequestSettings, request: Relay, *, is_passed: bool = True) -> Outcome:
+    """Return the ending for an error; most refusals have been passed on as they came, if it ``is_passed``."""
     passage = request.passage
     if not isinstance(error, EngineRejected):
         return broken_off(error)
-    if isinstance(error, RequestAtFault):
+    if isinstance(error, RequestAtFault) or not is_passed:
         passage.pass_whole(error.status, JSON, encode_error(error))
     if settings.admit_prompt is not None and isinstance(error, CacheFull):
         return Cancelled(reason=CancelReason.CACHE_FULL)
@@ -229,6 +266,18 @@ class Renaming:
         for written, wanted in self._pairs:
             text = text.replace(written, wanted)
         return text
+
+
+def _chat_of(body: bytes, records: TokenDetail | None) -> ChatRequest:
+    fields = msgspec.json.decode(body)
+    return ChatRequest(
+        model=fields.pop("model"),
+        messages=(),
+        posted=fields.pop("messages"),
+        tools=tuple(fields.pop("tools", None) or ()),
+        params=fields,
+        records=records,
+    )
 
 
 def _translated(body: bytes, ours: Mapping[str, object]) -> bytes:

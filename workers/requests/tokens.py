@@ -42,13 +42,14 @@ class RecordedTokens(msgspec.Struct, frozen=True, kw_only=True):
 class TokenRecord:
     """Collects the tokens of one generation; ``prompt`` is None until the engine has sent them."""
 
-    __slots__ = ("_texts", "changes", "ids", "logprobs", "prompt")
+    __slots__ = ("_texts", "changes", "ids", "logprobs", "prompt", "stop_word")
 
     def __init__(self) -> None:
         self.prompt: list[int] | None = None
         self.ids: list[int] = []
         self.logprobs: list[float | None] = []
         self._texts: list[str] | None = []
+        self.stop_word: str | None = None  # it has ended the answer
         self.changes: list[tuple[int, int]] = []  # tokens written when the weights changed, and the version before
 
     def __repr__(self) -> str:
@@ -60,6 +61,7 @@ class TokenRecord:
             self.prompt = event.ids
             return
         self.ids += event.ids
+        self.stop_word = event.stop_word or self.stop_word
         self.logprobs += event.logprobs or [None] * len(event.ids)
         if len(event.texts) != len(event.ids):
             self._texts = None

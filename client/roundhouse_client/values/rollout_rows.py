@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from roundhouse_client.values.value import Value
 
@@ -14,6 +15,28 @@ class StoredReward(Value):
     agent: str | None
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSession(Value):
+    """A session: ``url`` is the base URL of an agent whose requests are recorded.
+
+    ``model`` answers all of them, None the one that each names. ``uncertain`` counts the exchanges whose answers its
+    client may not have. It is deleted ``ttl_s`` seconds after its last use, at ``expires_at``.
+    """
+
+    id: str
+    url: str
+    model: str | None
+    record: Mapping[str, bool]
+    max_staleness: int | None
+    ttl_s: float
+    created_at: datetime
+    expires_at: datetime
+    exchanges: int
+    uncertain: int
+    reward: float | None
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

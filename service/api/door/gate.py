@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.door.access import CALLER
 from service.api.door.connections import CROWDED
+from service.api.door.session_urls import SESSIONS, take_session
 from service.api.errors.forms import error_of_service, is_of_surface, is_served, not_served
 from service.api.errors.problems import problem
 from service.api.errors.refusals import ForeignOrigin, MediaTypeUnknown, RequestMalformed, TooManyConnections
@@ -107,6 +108,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or answer 400, 401, 403 or 415; 404 for a path that cannot exist."""
         if scope["type"] == "http":
+            if SESSIONS in scope["path"]:
+                take_session(scope)  # before anything reads the path
             headers = Headers(scope=scope)
             caller = self._keys.find(_key_of(headers))
             error = (

@@ -49,6 +49,11 @@ class BodyWriter:
     def __repr__(self) -> str:
         return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has left."""
+        return self._cycle.disconnected or self._cycle.transport.is_closing()
+
     def on_gone(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` when the client leaves before its answer is complete; at once if it has left."""
         if self._cycle.disconnected:

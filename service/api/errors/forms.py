@@ -60,6 +60,8 @@ STATUS: Final[Mapping[str, int]] = {
     FailureReason.CANCELLED: 503,
     FailureReason.SHUTDOWN: 503,
     FailureReason.INTERNAL: 500,
+    "session_not_found": 404,
+    "store_unavailable": 503,
     "queue_timeout": 503,
     "queue_full": 429,
 }

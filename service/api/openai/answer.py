@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import msgspec
@@ -46,13 +46,24 @@ class _ErrorFrame(msgspec.Struct):
     type: str | None = None
 
 
+class Recorder(Protocol):
+    """Records complete answers before their clients hear the end of them."""
+
+    async def record(self, request: RelayedRequest) -> None:
+        """Store a complete answer and make it the request's; or let the request fail."""
+
+    async def note_delivered(self, request: RelayedRequest) -> None:
+        """Record that the client has the answer."""
+
+
 class RelayedAnswer:
     """An ASGI application that waits for its request; ``withdraw`` ends a request that no client waits for.
 
     ``trouble`` gives the reason why no worker serves its model, None where one does; ``place`` gives its place in the
     queue, None once it has left the queue.
 
-    Headers wait for the engine's first byte, for a stream ``heartbeat_s`` at most.
+    Headers wait for the engine's first byte, for a stream ``heartbeat_s`` at most. A ``recorder`` is for requests
+    whose answers are recorded.
     """
 
     def __init__(
@@ -63,6 +74,7 @@ class RelayedAnswer:
         *,
         trouble: Callable[[], str | None],
         place: Callable[[RelayedRequest], int | None],
+        recorder: Recorder | None = None,
     ) -> None:
         self._trouble = trouble
         self._place = place
@@ -70,6 +82,7 @@ class RelayedAnswer:
         self._path = request.posted.path
         self._withdraw = withdraw
         self._heartbeat_s = heartbeat_s
+        self._recorder = recorder
 
     @property
     def has_begun(self) -> bool:
@@ -88,6 +101,8 @@ class RelayedAnswer:
         self._request.headers = scope["headers"]
         try:
             await self._answer(scope, receive, send)
+            if self._recorder is not None and not scope[WRITER].is_gone:
+                await self._recorder.note_delivered(self._request)
         finally:
             scope[WRITER].forget_gone()
             self._withdraw(self._request, None)
@@ -96,6 +111,8 @@ class RelayedAnswer:
         request, writer = self._request, scope[WRITER]
         is_resumed = request.has_headers and request.asked.has_begun
         has_started = await self._wait(send, writer)
+        if self._recorder is not None and request.is_over and request.failure is None:
+            await self._recorder.record(request)
         if not has_started and not request.asked.has_begun:
             await self._whole()(scope, receive, send)
             return

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.door.parameters import OF_NODES as PASSED
+from service.api.door.session_urls import SESSION, asked_path
 from service.api.door.writer import WRITER
 from service.api.errors.forms import error_of_service
 from service.errors import NodeUnreachable
@@ -97,7 +98,7 @@ class Elsewhere:
             return None
         random.shuffle(seats)
         kept = {name: value for name, value in request.headers.items() if name in SENT or name.startswith(OURS)}
-        return PassedOn(self, path, body, kept, seats, str(model))
+        return PassedOn(self, (path, asked_path(request.scope)), body, kept, seats, str(model))
 
     def refusal(self, request: Request, path: str, body: bytes) -> str | None:
         """Return why a request that claims to be passed on is not; None if it is, or claims nothing."""
@@ -106,7 +107,8 @@ class Elsewhere:
             return None
         at, _, proof = given.partition(".")
         is_fresh = at.isdecimal() and len(at) < len(str(int(FRESH_S))) + 12 and abs(time.time() - int(at)) < FRESH_S
-        is_proved = hmac.compare_digest(proof.encode(), self._proof(request.method, at, path, body).encode())
+        whole = path if SESSION not in request.scope else asked_path(request.scope)
+        is_proved = hmac.compare_digest(proof.encode(), self._proof(request.method, at, whole, body).encode())
         return None if is_fresh and is_proved else f"{PASSED}: is for the nodes of this cluster"
 
     def _proof(self, method: str, at: str, path: str, body: bytes) -> str:
@@ -165,10 +167,16 @@ class PassedOn:
     """An ASGI application: the answer of the first of some nodes that takes a request."""
 
     def __init__(
-        self, nodes: Elsewhere, path: str, body: bytes, headers: Mapping[str, str], seats: Sequence[Seat], model: str
+        self,
+        nodes: Elsewhere,
+        paths: tuple[str, str],
+        body: bytes,
+        headers: Mapping[str, str],
+        seats: Sequence[Seat],
+        model: str,
     ) -> None:
         self._nodes = nodes
-        self._path = path
+        self._path, self._asked_path = paths  # the second with its session
         self._body = body
         self._headers = headers
         self._seats = seats
@@ -188,7 +196,7 @@ class PassedOn:
         trouble, is_taken = "", False  # by a node that may have begun with it
         for seat in self._seats:
             try:
-                async with self._nodes.passing_to(seat, self._path, self._body, self._headers) as response:
+                async with self._nodes.passing_to(seat, self._asked_path, self._body, self._headers) as response:
                     is_last = seat is self._seats[-1]
                     if response.status_code not in NOT_THERE or is_last:
                         await self._give(response, scope, receive, send)

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from service.api.openai.answer import RelayedAnswer
+from service.api.openai.session_requests import SessionRecorder
 from service.conversations.job.job import JobId
 from service.errors import ServiceError
 from service.node.node import Node
@@ -36,4 +37,11 @@ def resume_request(node: Node, heartbeat_s: float, document: bytes) -> RelayedAn
         request.take_over(held)
         request.finish(RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=trouble))
     place = requests.queue.place_in_queue
-    return RelayedAnswer(request, requests.withdraw, heartbeat_s, trouble=partial(fleet.trouble_of, model), place=place)
+    return RelayedAnswer(
+        request,
+        requests.withdraw,
+        heartbeat_s,
+        trouble=partial(fleet.trouble_of, model),
+        place=place,
+        recorder=None if held.posted.records is None else SessionRecorder(node.sessions),
+    )

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from roundhouse_client.values.models import Models as ModelList
 from service.api.body import check_depth, check_nodes, read_body
 from service.api.door.access import AccessCheck, caller_of
+from service.api.door.session_urls import SESSION
 from service.api.errors.forms import (
     ALIASES,
     NEEDS,
@@ -27,11 +28,12 @@ from service.api.openai.elsewhere import Elsewhere
 from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, may_continue, open_envelope
 from service.api.openai.model_names import Models, unknown_model
 from service.api.openai.responses import ANSWERED, JSON, REFUSED_EARLY
-from service.config.schema import ServerConfig
+from service.api.openai.session_requests import SessionRecorder, read_as_chat, rename_model
+from service.config.schema import ServerConfig, unable_to_record
 from service.conversations.callers import Caller
 from service.conversations.document.limits import Limits
 from service.conversations.job.client_request import PostedRequest
-from service.errors import InvalidParameter, ModelNotFound, NoLeader, PathNotFound, ServiceError
+from service.errors import BodyMalformed, InvalidParameter, ModelNotFound, NoLeader, PathNotFound, ServiceError
 from service.node.node import Node
 from service.scheduling.keeping.request import RelayedRequest
 from service.scheduling.keeping.token_counts import TokenCounts
@@ -104,10 +106,14 @@ class Relays:
             taken = await self._take(request, path, body)
         except ModelNotFound as missing:
             return self._pass_on(request, path, body, missing)
-        trouble = partial(self._trouble_of, taken.posted.model)
         requests = self.node.scheduler.requests
         return RelayedAnswer(
-            taken, requests.withdraw, self._server.heartbeat_s, trouble=trouble, place=requests.queue.place_in_queue
+            taken,
+            requests.withdraw,
+            self._server.heartbeat_s,
+            trouble=partial(self._trouble_of, taken.posted.model),
+            place=requests.queue.place_in_queue,
+            recorder=None if taken.posted.records is None else SessionRecorder(self.node.sessions),
         )
 
     def _pass_on(self, request: Request, path: str, body: bytes, missing: ModelNotFound) -> ASGIApp:
@@ -134,12 +140,21 @@ class Relays:
         return fleet.trouble_of(model) if model in fleet.models_without_ready_worker() else None
 
     async def _take(self, request: Request, path: str, body: bytes) -> RelayedRequest:
-        caller, session = caller_of(request), request.headers.get("x-session-id")
-        envelope = await self._open(body, path, session, caller.name)
-        name, model, adapter = self._find(envelope.model)
+        caller, program = caller_of(request), request.headers.get("x-session-id")
+        session = (
+            await self.node.sessions.find_own(request.scope[SESSION], caller) if SESSION in request.scope else None
+        )
+        envelope = await self._open(body, path, program, caller.name)
+        wanted = envelope.model if session is None or session.model is None else session.model
+        name, model, adapter = self._find(wanted)
         filled = await self._fill(body, path, model)
         if filled is not body:
-            body, envelope = filled, await self._open(filled, path, session, caller.name)
+            body, envelope = filled, await self._open(filled, path, program, caller.name)
+        records = None if session is None or path not in WRITING else session.records
+        if records is not None:
+            body = await self._chat_of(body, path, name, model)
+        elif wanted != envelope.model and path in SERVED:
+            body = rename_model(body, name)
         posted = PostedRequest(
             path=path,
             body=body,
@@ -158,6 +173,8 @@ class Relays:
             trace_parent=request.headers.get("traceparent"),
             is_apart=self._has_several_keys and caller.name is not None,
             continues=envelope.is_streamed and may_continue(request.headers.get("x-roundhouse-continue")),
+            session=None if session is None else session.id,
+            records=records,
         )
         counted = await self._counts.ask(posted) if path in SLOTLESS else None
         if counted is not None:
@@ -165,6 +182,16 @@ class Relays:
         await self.node.door.bounds.check_request(caller)
         slots = self.node.scheduler.view.slots(model) or self.node.fleet.lanes.slots_on_demand(model)
         return self.node.scheduler.requests.submit(posted, slots)
+
+    async def _chat_of(self, body: bytes, path: str, name: str, model: str) -> bytes:
+        """Return a body as that of a chat, whose answer's tokens can be recorded.
+
+        Raises:
+            BodyMalformed: it cannot be one, or the model's engine does not tell tokens.
+        """
+        if (why := unable_to_record(self.node.live.config.models[model])) is not None:
+            raise BodyMalformed(f"{name} cannot be recorded: {why}")
+        return await anyio.to_thread.run_sync(read_as_chat, body, path, name)
 
     async def _open(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
         """Open the envelope of a body within its bounds; a large body is read in a thread.
@@ -253,13 +280,26 @@ class RelayedPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or pass on."""
         route = self._paths.get(scope["path"]) if scope["type"] == "http" else None
-        if route is None:
+        if route is None and SESSION not in scope:
             await self._app(scope, receive, send)
+            return
+        if route is None:
+            await self._pass_to_session(scope, receive, send)
             return
         scope["route"] = route
         path = ALIASES.get(route.path, route.path)
         response = await self._respond(Request(scope, receive), path)
         await response(scope, receive, send)
+
+    async def _pass_to_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request of a session that is not relayed."""
+        request = Request(scope, receive)
+        try:
+            await self._relays.node.sessions.find_own(scope[SESSION], caller_of(request))
+        except ServiceError as error:
+            await refusal(error, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
     async def _respond(self, request: Request, path: str) -> ASGIApp:
         if request.method != "POST":

@@ -26,15 +26,20 @@ MOST_WAIT_S: Final = 86_400.0
 MOST_METRICS: Final = 100
 
 
-class RewardSent(StrictModel):
-    """The reward of a conversation, or of one agent in it."""
+class SessionRewardSent(StrictModel):
+    """The reward of a session."""
 
-    conversation: Name
-    agent: Identifier | None = None
     reward: float = Field(strict=True)
     metrics: dict[Annotated[str, Field(max_length=128)], Annotated[float, Field(strict=True)]] = Field(
         default_factory=dict, max_length=MOST_METRICS
     )
+
+
+class RewardSent(SessionRewardSent):
+    """The reward of a conversation, or of one agent in it."""
+
+    conversation: Name
+    agent: Identifier | None = None
 
 
 ROLLOUT_BODIES: Final = (RewardSent,)

@@ -41,7 +41,7 @@ def _word_faults(
     yield quote is not None, "prompts.quote", str(quote)
     asked = (agent.model for agent in agents if agent.by is SpokenBy.MODEL)
     model = next((name for name in asked if adapters.get(name, name) in untold), None)
-    message = f"agents of {model!r} are not told it: the template of its bios has no $context"
+    message = f"agents of {model!r} do not get it: the template of its bios has no $context"
     yield spec.prompts.context and model is not None, "prompts.context", message
 
 

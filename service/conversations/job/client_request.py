@@ -2,6 +2,8 @@
 
 import msgspec
 
+from transport.request import TokenDetail
+
 
 class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A client's request: ``body`` for ``path``, for the ``model`` that it names or an ``adapter`` of it.
@@ -12,7 +14,9 @@ class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``marks`` identify its program, the most certain first; later requests are found by the first. ``owner`` is the name
     of its key. ``limit_s`` bounds its time on slots, ``wait_s`` its time in the queue; None is no bound.
     ``trace_parent`` is the header of that name (W3C Trace Context). With ``is_apart`` prompt caches are separate by
-    key. A stream that ``continues`` goes on when its engine has broken off.
+    key. A stream that ``continues`` goes on when its engine has broken off. A request of a ``session`` with ``records``
+    has its answer's tokens recorded: its ``body`` is that of a chat then, whatever its path, and the answer is given
+    whole.
     """
 
     path: str
@@ -32,6 +36,8 @@ class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace_parent: str | None = None
     is_apart: bool = False
     continues: bool = False
+    session: str | None = None
+    records: TokenDetail | None = None
 
 
 class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,11 +14,11 @@ import msgspec
 from service.conversations.job.states import ConversationState
 from service.conversations.record.rollout import Chain, Row
 from service.conversations.record.token_arrays import RecordedMessage
-from service.conversations.record.transcript import Turn
 from transport.request import Message
 
 FINISHES: Final = frozenset({"stop", "length", "tool_calls"})  # the words that verifiers know
 Node = dict[str, Any]
+Texts = Mapping[tuple[str, int], str]  # by agent and round
 Prompts = Mapping[tuple[str, int], Sequence[Sequence[Message]]]
 
 
@@ -33,20 +33,17 @@ class EpisodeOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def episode_of(
-    origin: EpisodeOrigin, rows: Sequence[tuple[Row, Chain]], turns: Sequence[Turn], prompts: Prompts
+    origin: EpisodeOrigin, rows: Sequence[tuple[Row, Chain]], texts: Texts, prompts: Prompts
 ) -> dict[str, object]:
     """Return the episode of a conversation's rows, of which there is at least one.
 
-    ``turns`` are its completed ones, ``prompts`` theirs by agent and round, one for each message of a turn.
+    ``texts`` are those of its completed turns, ``prompts`` theirs, one for each message of a turn.
     """
     last, _ = rows[-1]
     task: Node = {"type": "Task", "data": {"name": origin.conversation, "prompt": origin.prompt}}
     versions = [each for row, _ in rows for each in row.versions if each is not None]
     policy = {"start": min(versions), "end": max(versions)} if versions else None
-    own: dict[str, dict[int, Turn]] = {}
-    for turn in turns:
-        own.setdefault(turn.key.agent_id, {})[turn.key.round] = turn
-    traces = [_trace(origin, task, row, chain, _nodes_of(chain, own[row.agent], prompts)) for row, chain in rows]
+    traces = [_trace(origin, task, row, chain, _nodes_of(chain, texts, prompts)) for row, chain in rows]
     return {
         "number": last.number,
         "id": f"{origin.job}/{origin.conversation}",
@@ -96,7 +93,7 @@ def _trace(origin: EpisodeOrigin, task: Node, row: Row, chain: Chain, parts: tup
     }
 
 
-def _nodes_of(chain: Chain, turns: Mapping[int, Turn], prompts: Prompts) -> tuple[list[Node], list[Node]]:
+def _nodes_of(chain: Chain, texts: Texts, prompts: Prompts) -> tuple[list[Node], list[Node]]:
     nodes: list[Node] = []
     calls: list[Node] = []
     consumed = 0  # messages of the prompt that stand in earlier nodes
@@ -108,7 +105,7 @@ def _nodes_of(chain: Chain, turns: Mapping[int, Turn], prompts: Prompts) -> tupl
             nodes.append(_node(nodes, each, ids, [False] * len(ids), []))
         later = shown[place + 1] if place + 1 < len(shown) else ()
         written = later[len(prompt)] if len(later) > len(prompt) and later[len(prompt)].role == "assistant" else None
-        content = {"role": "assistant", "content": turns[number].text} if written is None else _message(written)
+        content = {"role": "assistant", "content": texts[chain.agent, number]} if written is None else _message(written)
         known = message.logprobs if message.logprobs is not None and None not in message.logprobs else []
         nodes.append({**_node(nodes, content, message.ids, [True] * len(message.ids), known), "sampled": True})
         calls.append(_call(len(nodes) - 1, message))

@@ -103,6 +103,19 @@ def add_to_chain(
     return messages, end
 
 
+def longest_continued(ends: Sequence[ChainEnd], prompt: Sequence[int]) -> int | None:
+    """Return the place of the longest chain that a prompt begins with, None without one; the prompt is read once."""
+    digest, read, found = hashlib.blake2b(digest_size=DIGEST_BYTES), 0, None
+    for place, end in sorted(enumerate(ends), key=lambda each: each[1].length):
+        if end.length > len(prompt):
+            break
+        digest.update(array(IDS, prompt[read : end.length]).tobytes())
+        read = end.length
+        if digest.hexdigest() == end.digest:
+            found = place
+    return found
+
+
 def pack(messages: Sequence[RecordedMessage]) -> bytes:
     """Return the stored form of a turn's messages."""
     heads = [

@@ -81,7 +81,7 @@ class PostedAsking:
         self._buffered: list[bytes] = []
         self._buffered_bytes = 0
         self._write: Callable[[bytes], None] | None = None
-        can_be_joined = posted.continues and posted.answers == 1 and posted.path in FORMS
+        can_be_joined = posted.continues and posted.answers == 1 and posted.path in FORMS and posted.records is None
         self._sent = SentStream(posted.path) if can_be_joined else None  # what its client has of a stream
         self.broken: RequestFailed | None = None  # why its stream broke off
         self.half: HalfAnswer | None = None  # the part of a stream that its client has, and that another engine goes on
@@ -219,6 +219,7 @@ class PostedAsking:
             half=self.half,
             broken=self.broken,
             sent=self._sent,
+            records=posted.records,
         )
 
 

@@ -23,6 +23,7 @@ from workers.notifier import Notifier
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.continuation import Continuation
 from workers.requests.slots import Lease
+from workers.requests.tokens import logprobs_mode
 from workers.supervised import SupervisedWorker
 
 OVERLOADED: Final = frozenset({429, 503})  # statuses of an engine that would answer later
@@ -96,6 +97,7 @@ class RelayedRequest(OnSlot):
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
         self.has_headers = False  # its client has those of a stream
+        self.mode = ""  # the mode of its answer's logprobs, if they are recorded
         self.headers: Sequence[tuple[bytes, bytes]] = ()  # its client's
         self.is_followed = False  # by another on its connection, which has been read already
         self.keeps_alive = True  # the connection, in a program that takes it over
@@ -171,6 +173,8 @@ class RelayedRequest(OnSlot):
         self.attempt = RunningAttempt(worker.spec.id, worker.now.incarnation, slots)
         self.attempt.answer.own_tokens = self.own_tokens if self.posted.is_apart else None
         self.asked.whole = None
+        if self.posted.records is not None:
+            self.mode = logprobs_mode(worker.spec.args)
         self._continuation, half = worker.spec.continuation, self.asked.half
         if half is not None and not worker.requests.may_go_on_with(half, self._continuation):
             self.asked.half = half = None

@@ -34,7 +34,7 @@ class TokenKeeper:
         messages, end = add_to_chain(end, answer.recorded, mode)
         lacking = {part for each in messages for part in each.partial} if messages else {Lacking.IDS}
         packed = pack(messages) if messages else None
-        if packed is not None and not self._has_room(len(packed)):
+        if packed is not None and not self.has_room(len(packed)):
             packed = end = None
             self.dropped += 1
             lacking.add(Lacking.STORE)
@@ -44,5 +44,6 @@ class TokenKeeper:
         count = sum(len(each.ids) for each in messages)
         return TurnTokens(tokens=count, partial=tuple(sorted(lacking)), chain=end), packed
 
-    def _has_room(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
+        """Whether the store has room for so many bytes more."""
         return self.most_mib is None or self.used + size <= self.most_mib * MIB

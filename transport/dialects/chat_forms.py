@@ -1,0 +1,281 @@
+"""Requests of Anthropic's Messages and OpenAI's Responses, as chats: engines tell the tokens of a chat alone. Pure.
+
+The fields are mapped as the engines map them. A part that a chat cannot express is refused, never left out: its client
+would take an answer to another question for an answer to its own.
+
+Sources: Anthropic's and OpenAI's API references; vLLM 0.32, ``entrypoints/anthropic`` and ``entrypoints/openai``;
+llama.cpp, ``tools/server/server-chat.cpp``, of 2026.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from transport.dialects.frame_parts import MESSAGES_PATH, RESPONSES_PATH
+from transport.dialects.openai import CHAT_PATH
+
+Document = dict[str, Any]
+BILLING: Final = "x-anthropic-billing-header"  # Claude Code's; its hash changes with each request
+CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+# Fields for the server, without effect on an answer.
+IDLE: Final = frozenset(
+    {"metadata", "service_tier", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"stream", "include", "betas", "cache_control", "background", "truncation", "store"}
+)
+# Values that ask for nothing.
+NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {}, 0, "disabled")
+# Fields that would change what comes back, or what is read, in ways that a recorded answer does not have.
+REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
+    CHAT_PATH: ("functions", "function_call", "audio", "prediction", "web_search_options", "store"),
+    MESSAGES_PATH: ("mcp_servers", "container", "context_management"),
+    RESPONSES_PATH: ("previous_response_id", "conversation", "prompt", "truncation", "max_tool_calls", "store"),
+}
+ALWAYS_REFUSED: Final = (
+    *("logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "post_sampling_probs", "return_tokens"),
+    *("return_token_ids", "return_tokens_as_token_ids", "response_fields", "verbose", "echo", "return_progress"),
+    *("timings_per_token", "continue_final_message", "use_beam_search", "best_of"),
+)
+FORMS: Final = (CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH)
+
+
+class NoChat(ValueError):
+    """A request has a part that a chat, or the record of its answer, cannot express."""
+
+
+def chat_of(path: str, fields: Mapping[str, Any]) -> Document:
+    """Return the fields of a request as those of a chat.
+
+    Raises:
+        NoChat: a part of it has no place there.
+    """
+    for name in (*ALWAYS_REFUSED, *REFUSED[path]):
+        if fields.get(name) not in NOTHING:
+            raise NoChat(f"{name} is not supported where tokens are recorded")
+    if fields.get("n") not in (None, 1):
+        raise NoChat("a recorded request has one answer: leave out n")
+    if fields.get("include_reasoning") is False:
+        raise NoChat("include_reasoning: engines withhold the tokens of thoughts that are left out")
+    try:
+        chat = _translated(path, fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise NoChat(f"the body has not the form of {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(chat.get("messages"), list) or not all(isinstance(each, dict) for each in chat["messages"]):
+        raise NoChat("messages must be a list of objects")
+    return {name: value for name, value in chat.items() if name not in IDLE and value is not None}
+
+
+def _translated(path: str, fields: Mapping[str, Any]) -> Document:
+    if path == MESSAGES_PATH:
+        return _of_messages(fields)
+    return _of_responses(fields) if path == RESPONSES_PATH else {**fields}
+
+
+def _without(fields: Mapping[str, Any], *names: str) -> Document:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+# Anthropic's Messages
+
+
+def _of_messages(fields: Mapping[str, Any]) -> Document:
+    chat = _without(
+        fields, "system", "tools", "tool_choice", "stop_sequences", "thinking", "output_config", "output_format"
+    )
+    messages = []
+    if system := _system_text(fields.get("system")):
+        messages.append({"role": "system", "content": system})
+    for message in fields["messages"]:
+        messages += _of_message(message)
+    chat["messages"] = messages
+    if fields.get("stop_sequences"):
+        chat["stop"] = fields["stop_sequences"]
+    if fields.get("tools"):
+        chat["tools"] = [_tool_of(each) for each in fields["tools"]]
+    choice = fields.get("tool_choice")
+    if choice:
+        named = {"type": "function", "function": {"name": choice.get("name")}}
+        chat["tool_choice"] = named if choice["type"] == "tool" else CHOICES[choice["type"]]
+        if choice.get("disable_parallel_tool_use"):
+            chat["parallel_tool_calls"] = False
+    _add_thinking(chat, fields.get("thinking"))
+    _add_output(chat, fields.get("output_config") or {}, fields.get("output_format"))
+    return chat
+
+
+def _add_thinking(chat: Document, thinking: Mapping[str, Any] | None) -> None:
+    if not thinking:
+        return
+    if thinking["type"] == "enabled":  # each engine has a name of its own for the budget, and ignores the other
+        budget = thinking["budget_tokens"]
+        chat |= {"thinking_token_budget": budget, "thinking_budget_tokens": budget}
+    elif thinking["type"] == "disabled":
+        chat["chat_template_kwargs"] = {"enable_thinking": False, **(chat.get("chat_template_kwargs") or {})}
+
+
+def _add_output(chat: Document, config: Mapping[str, Any], output_format: Mapping[str, Any] | None) -> None:
+    wanted = config.get("format") or output_format
+    if wanted:
+        schema = {"name": "answer", "schema": wanted["schema"]}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if config.get("effort"):
+        chat["reasoning_effort"] = config["effort"]
+
+
+def _system_text(system: object) -> str:
+    if not isinstance(system, list):
+        return "" if system is None else str(system)
+    texts = [_text_in(block) for block in system]
+    return "".join(text for text in texts if not text.startswith(BILLING))
+
+
+def _text_in(block: Mapping[str, Any]) -> str:
+    if block["type"] not in ("text", "input_text", "output_text"):
+        raise NoChat(f"a {block['type']} where only text can stand")
+    return str(block["text"])
+
+
+def _of_message(message: Mapping[str, Any]) -> Iterator[Document]:
+    role, content = message["role"], message["content"]
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    if role == "system":
+        yield {"role": role, "content": _system_text(content)}
+        return
+    parts: list[Document] = []
+    calls: list[Document] = []
+    thoughts: list[str] = []
+    for block in content:
+        kind = block["type"]
+        if kind == "text":
+            parts.append({"type": "text", "text": block["text"]})
+        elif kind == "image":
+            parts.append(_image_of(block["source"]))
+        elif kind == "thinking":
+            thoughts.append(block["thinking"])
+        elif kind == "tool_use":
+            calls.append(_call_of(block["id"], block["name"], json.dumps(block.get("input") or {}, ensure_ascii=False)))
+        elif kind == "tool_result":
+            yield from _result_of(block["tool_use_id"], block.get("content"))
+        else:
+            raise NoChat(f"a block of the type {kind!r} is not supported where tokens are recorded")
+    if parts or calls or thoughts:
+        yield _message_of(role, parts, calls, "".join(thoughts))
+
+
+def _message_of(role: str, parts: Sequence[Document], calls: Sequence[Document], thoughts: str) -> Document:
+    """Return a message of several parts; a text alone is sent as such, as clients of chats do."""
+    is_plain = len(parts) < 2 and all(part["type"] == "text" for part in parts)  # noqa: PLR2004 - alone
+    message: Document = {"role": role, "content": "".join(part["text"] for part in parts) if is_plain else [*parts]}
+    if calls:
+        message["tool_calls"] = [*calls]
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    return message
+
+
+def _call_of(name: str, function: str, arguments: str) -> Document:
+    return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+
+
+def _result_of(call: str, content: Any) -> Iterator[Document]:
+    """Yield a tool's result, and a user's message with its pictures, which no tool's message can hold."""
+    text = {"type": "text", "text": "" if content is None else content}
+    blocks: list[Mapping[str, Any]] = content if isinstance(content, list) else [text]
+    pictures = [_image_of(block["source"]) for block in blocks if block["type"] == "image"]
+    texts = [_text_in(block) for block in blocks if block["type"] != "image"]
+    yield {"role": "tool", "tool_call_id": call, "content": "\n".join(texts)}
+    if pictures:
+        yield {"role": "user", "content": pictures}
+
+
+def _image_of(source: Mapping[str, Any]) -> Document:
+    is_data = source["type"] == "base64"
+    url = f"data:{source['media_type']};base64,{source['data']}" if is_data else source["url"]
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _tool_of(tool: Mapping[str, Any]) -> Document:
+    if tool.get("type") not in (None, "custom"):
+        raise NoChat(f"the tool type {tool['type']!r} is not supported where tokens are recorded")
+    function = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+# OpenAI's Responses
+
+
+def _of_responses(fields: Mapping[str, Any]) -> Document:
+    chat = _without(fields, "input", "instructions", "tools", "tool_choice", "text", "reasoning", "max_output_tokens")
+    given = fields["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages: list[Document] = []
+    if fields.get("instructions"):
+        messages.append({"role": "system", "content": fields["instructions"]})
+    chat["messages"] = messages + _of_items(items)
+    if fields.get("max_output_tokens") is not None:
+        chat["max_tokens"] = fields["max_output_tokens"]
+    if fields.get("tools"):
+        chat["tools"] = [_function_of(each) for each in fields["tools"]]
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            raise NoChat(f"the tool choice {choice.get('type')!r} is not supported where tokens are recorded")
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    chat["tool_choice"] = choice
+    wanted = (fields.get("text") or {}).get("format") or {"type": "text"}
+    if wanted["type"] == "json_schema":
+        schema = {name: value for name, value in wanted.items() if name != "type"}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif wanted["type"] != "text":
+        chat["response_format"] = wanted
+    chat["reasoning_effort"] = (fields.get("reasoning") or {}).get("effort")
+    return chat
+
+
+def _of_items(items: Sequence[Mapping[str, Any]]) -> list[Document]:
+    """Return the messages of items: thoughts, words and calls of one answer are one message."""
+    messages: list[Document] = []
+    thoughts = ""
+    is_open = False  # whether the last message is an answer that may have further items
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            said = item.get("content") or item.get("summary") or []
+            thoughts += "".join(str(part.get("text", "")) for part in said)
+            continue
+        if kind == "function_call_output":
+            messages.extend(_result_of(item["call_id"], item["output"]))
+            is_open = False
+            continue
+        if kind not in ("message", "function_call"):
+            raise NoChat(f"an item of the type {kind!r} is not supported where tokens are recorded")
+        role = "assistant" if kind == "function_call" else str(item["role"])
+        if role != "assistant" or not is_open or kind == "message":
+            parts = [] if kind == "function_call" else _parts_of(item["content"])
+            messages.append(_message_of("system" if role == "developer" else role, parts, [], thoughts))
+            thoughts, is_open = "", role == "assistant"
+        if kind == "function_call":
+            call = _call_of(item["call_id"], item["name"], item["arguments"])
+            messages[-1].setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def _parts_of(content: str | Sequence[Mapping[str, Any]]) -> list[Document]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    parts: list[Document] = []
+    for part in content:
+        if part["type"] == "input_image":
+            parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        elif part["type"] == "refusal":
+            parts.append({"type": "text", "text": part["refusal"]})
+        else:
+            parts.append({"type": "text", "text": _text_in(part)})
+    return parts
+
+
+def _function_of(tool: Mapping[str, Any]) -> Document:
+    if tool["type"] != "function":
+        raise NoChat(f"the tool type {tool['type']!r} is not supported where tokens are recorded")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
