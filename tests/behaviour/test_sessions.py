@@ -181,13 +181,13 @@ def _message(url: str, is_streamed: bool) -> tuple[str, str]:
 
 
 def test_branches_share_what_was_written_only_once(service: Service) -> None:
-    """Two ways to go on from one answer: the second row has that answer as its prompt."""
+    """Two ways to go on from one answer: the row of the older has that answer in its prompt."""
     session = opened(service)
     messages = talk(service, session, 1)
     for word in ("left", "right"):
         ask(service, session, [*messages[:2], {"role": "user", "content": word}])
     one, two = rows(service, session)
-    assert ([one["rounds"], two["rounds"]], sum(one["mask"]), sum(two["mask"])) == ([[1, 2], [3, 3]], 12, 6)
+    assert ([one["rounds"], two["rounds"]], sum(one["mask"]), sum(two["mask"])) == ([[1, 3], [2, 2]], 12, 6)
     shared = [*one["prompt_ids"], *one["completion_ids"][:6]]
     assert two["prompt_ids"][: len(shared)] == shared
 

@@ -155,3 +155,23 @@ def test_a_client_that_leaves_ends_its_request_at_the_other_node(nodes: list[Ser
 
 def busy(service: Service) -> bool:
     return any(worker["slots"]["in_use"] for worker in service.get("/v1/workers")["workers"])
+
+
+def test_a_session_is_one_on_all_nodes(nodes: list[Service]) -> None:
+    """The node that has the model records; any node knows the session, and a key of another does not."""
+    first, second = nodes
+    opened = first.http.post("/v1/sessions", json={"model": "slow", "record": {"tokens": True}})
+    assert opened.status_code == 201, opened.text
+    session = opened.json()["id"]
+    body = {"messages": [{"role": "user", "content": "Say something."}]}
+    for node in nodes:
+        for fields in ({}, {"stream": True}):
+            answer = node.http.post(f"/sessions/{session}/v1/chat/completions", json={**body, **fields}, timeout=60)
+            assert answer.status_code == 200, answer.text
+    assert [node.get(f"/v1/sessions/{session}")["exchanges"] for node in nodes] == [4, 4]
+    refused = first.http.post("/sessions/none/v1/messages", json={**body, "max_tokens": 3, "model": "slow"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error")
+    wrong = {"Authorization": f"Bearer {OTHER_KEY}"}
+    assert first.http.post(f"/sessions/{session}/v1/chat/completions", json=body, headers=wrong).status_code == 401
+    assert second.http.delete(f"/v1/sessions/{session}").status_code == 204
+    assert first.http.get(f"/v1/sessions/{session}").status_code == 404

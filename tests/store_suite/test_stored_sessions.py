@@ -129,7 +129,7 @@ async def test_a_repeated_request_is_one_exchange(store: Store) -> None:
 
 
 async def test_what_was_written_is_in_one_chain(store: Store) -> None:
-    """The second that goes on from an answer has that answer in its prompt."""
+    """It goes on with the longest line; the other has what was before in its prompt."""
     await store.write(session_rows.add, session())
     for prompt, texts in (
         ([1], ["a", "b"]),
@@ -138,7 +138,11 @@ async def test_what_was_written_is_in_one_chain(store: Store) -> None:
         ([1, 2, 4, 2, 5], ["a", "b", "d", "b", "e", "b"]),
     ):
         await store.write(session_rows.make_certain, S, await add(store, prompt, [2], texts))
-    assert await chains(store) == [([1], [2, 3, 2], [1, 0, 1]), ([1, 2, 4], [2, 5, 2], [1, 0, 1])]
+    assert await chains(store) == [([1], [2, 4, 2, 5, 2], [1, 0, 1, 0, 1]), ([1, 2, 3], [2], [1])]
+    await store.write(
+        session_rows.make_certain, S, await add(store, [1, 2, 3, 2, 6], [2], ["a", "b", "c", "b", "f", "b"])
+    )
+    assert await chains(store) == [([1], [2, 4, 2, 5, 2], [1, 0, 1, 0, 1]), ([1, 2, 3], [2, 6, 2], [1, 0, 1])]
 
 
 async def test_a_session_has_one_reward(store: Store) -> None:

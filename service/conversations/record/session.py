@@ -1,8 +1,8 @@
 """A session: requests of one agent at the front door, whose tokens are recorded as those of a job are. Pure.
 
 Its exchanges form a tree: the prompt of one begins with all tokens of an earlier one, or with none of their tokens. A
-chain is a path in it. A written token is in one chain only: where two exchanges go on from the same one, the second
-begins a chain.
+chain is a path in it. A written token is in one chain only: where several exchanges go on from one, its chain goes on
+with the longest line of them, and the others begin chains.
 """
 
 import hashlib
@@ -138,12 +138,13 @@ def chains_of_session(exchanges: Sequence[SessionExchange]) -> tuple[list[Chain]
     An exchange whose delivery is uncertain is left out: a later one that goes on from it would have made it certain.
     """
     by_number = {each.number: each for each in exchanges}
+    certain = [each for each in exchanges if each.is_certain]
+    chosen = _successors(certain)
     chains: list[Chain] = []
     ends: dict[int, Chain] = {}  # the chain that an exchange is the last of
-    for each in exchanges:
-        if not each.is_certain:
-            continue
-        chain = ends.pop(each.follows, None) if each.follows is not None else None
+    for each in certain:
+        is_next = each.follows is not None and chosen[each.follows] == each.number
+        chain = ends.get(each.follows) if each.follows is not None and is_next else None
         tokens = each.tokens
         if chain is None:
             chain = Chain(AGENT, len(chains), each.number)
@@ -157,6 +158,20 @@ def chains_of_session(exchanges: Sequence[SessionExchange]) -> tuple[list[Chain]
         if chain.is_open:
             ends[each.number] = chain
     return chains, {(AGENT, each.number): text_of(each.messages[-1]) for each in exchanges}
+
+
+def _successors(exchanges: Sequence[SessionExchange]) -> dict[int, int]:
+    """Return the exchange that a chain goes on with after each: the one with the longest line, the newest of equals.
+
+    An answer that its client has asked for once more is older than the one that it goes on from.
+    """
+    lengths: dict[int, int] = {}  # by exchange: the longest line from it
+    found: dict[int, int] = {}
+    for each in reversed(exchanges):
+        length = lengths.setdefault(each.number, 1)
+        if each.follows is not None and length + 1 > lengths.get(each.follows, 0):
+            lengths[each.follows], found[each.follows] = length + 1, each.number
+    return found
 
 
 def prompts_of_session(exchanges: Sequence[SessionExchange]) -> dict[tuple[str, int], list[list[Message]]]:
