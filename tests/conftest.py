@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--soak-record", type=Path, help="a folder that keeps them; run again, the soak goes on from there"
     )
     parser.addoption("--llama-server", help="path of the real llama-server binary, for tests/engines")
-    for name in ("vllm", "litellm", "llama-cpp-python"):
+    for name in ("vllm", "litellm", "trl", "trainers", "llama-cpp-python"):
         parser.addoption(f"--{name}-python", help=f"the Python of an environment that has {name}, for tests/engines")
 
 

@@ -1,4 +1,4 @@
-"""Rollouts for training: readers of both forms, and a rollout function for TRL's GRPOTrainer."""
+"""Rollouts for training: readers of both forms, conversations for a trainer's prompts, and TRL's rollout function."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,26 +35,45 @@ def read_episodes(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def trl_rollout_func(
+def hold_conversations(
     job: Mapping[str, Any],
+    prompts: Sequence[Prompt],
     *,
-    client: Client | None = None,
+    client: Client,
     agent: str | None = None,
-    before: Callable[[Any], object] | None = None,
-) -> Callable[[list[Any], Any], dict[str, Any]]:
-    """Return a ``rollout_func`` for TRL's ``GRPOTrainer``, which holds a conversation of ``job`` for each prompt.
+    params: Mapping[str, Any] | None = None,
+) -> list[RolloutRow]:
+    """Hold a conversation of ``job`` for each prompt; return a row of the trained ``agent`` for each, in their order.
 
     ``job`` is a job document; its conversations are left out, and it records tokens. A prompt is text, or messages of
-    which one is the user's and another may be the system's, which is then that of the ``agent``. That agent is trained;
-    it may be left out where the job has one. ``before`` is called with the trainer before each batch, and can hand its
-    weights to the engines.
-
-    The function returns TRL's ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``env_mask``, and the rewards of the
-    rows under ``rollout_reward``: ``trl_reward`` passes them on. Where an agent's chain breaks, its last chain counts,
-    whose prompt holds all before it.
+    which one is the user's and another may be the system's, which is then that of the agent. The agent may be left out
+    where the job has one. ``params`` are added to its own. Where its chain breaks, its last chain counts, whose prompt
+    holds all before it. This blocks until all conversations have ended.
 
     Raises:
-        ValueError: the job does not say which agent is trained, or records no tokens.
+        ValueError: the job does not say which agent is trained, or records no tokens; or a prompt has another form.
+        RolloutMissing: a conversation has no whole row.
+        RoundhouseError: any other error of its tree.
+    """
+    trained = trained_agent(job, agent)
+    agents = [
+        {**each, "params": {**each.get("params", {}), **params}} if params and each["id"] == trained else each
+        for each in job["agents"]
+    ]
+    conversations = [_conversation(number, prompt, trained) for number, prompt in enumerate(prompts)]
+    posted = client.post_job({**job, "agents": agents, "conversations": conversations})
+    rows: dict[str, RolloutRow] = {}
+    for row in client.read_rollouts(posted.id, partial=True):
+        if row.agent == trained:
+            rows[row.conversation] = row
+    return [_usable(rows, str(number), posted.id) for number in range(len(prompts))]
+
+
+def trained_agent(job: Mapping[str, Any], agent: str | None = None) -> str:
+    """Return the id of the agent that is trained: the one that is named, or the only one.
+
+    Raises:
+        ValueError: there is no such agent, or its tokens are not recorded.
     """
     names = [each["id"] for each in job["agents"] if each.get("by", "model") == "model"]
     if agent is None and len(names) != 1:
@@ -65,18 +84,34 @@ def trl_rollout_func(
     own = next(each for each in job["agents"] if each["id"] == trained)
     if not (own.get("record") or job.get("record") or {}).get("tokens"):
         raise ValueError("record: the job records no tokens; give record: {tokens: true, logprobs: true}")
+    return trained
+
+
+def trl_rollout_func(
+    job: Mapping[str, Any],
+    *,
+    client: Client | None = None,
+    agent: str | None = None,
+    before: Callable[[Any], object] | None = None,
+) -> Callable[[list[Any], Any], dict[str, Any]]:
+    """Return a ``rollout_func`` for TRL's ``GRPOTrainer``, which holds a conversation of ``job`` for each prompt.
+
+    Prompts, ``job`` and ``agent`` are those of ``hold_conversations``. ``before`` is called with the trainer before
+    each batch, and can hand its weights to the engines.
+
+    The function returns TRL's ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``env_mask``, and the rewards of the
+    rows under ``rollout_reward``: ``trl_reward`` passes them on.
+
+    Raises:
+        ValueError: the job does not say which agent is trained, or records no tokens.
+    """
+    trained = trained_agent(job, agent)
     known = client or Client()
 
     def roll(prompts: list[Any], trainer: object) -> dict[str, Any]:
         if before is not None:
             before(trainer)
-        conversations = [_conversation(number, prompt, trained) for number, prompt in enumerate(prompts)]
-        posted = known.post_job({**job, "conversations": conversations})
-        rows: dict[str, RolloutRow] = {}
-        for row in known.read_rollouts(posted.id, partial=True):
-            if row.agent == trained:
-                rows[row.conversation] = row
-        return _as_trl([_usable(rows, str(number), posted.id) for number in range(len(prompts))])
+        return _as_trl(hold_conversations(job, prompts, client=known, agent=trained))
 
     return roll
 
@@ -119,12 +154,12 @@ def _as_trl(rows: Sequence[RolloutRow]) -> dict[str, Any]:
     return {
         "prompt_ids": [list(row.prompt_ids) for row in rows],
         "completion_ids": [list(row.completion_ids) for row in rows],
-        "logprobs": [_filled(row) for row in rows] if have_logprobs else None,
+        "logprobs": [filled_logprobs(row) for row in rows] if have_logprobs else None,
         "env_mask": [list(row.mask) for row in rows],
         REWARD: [row.reward for row in rows],
     }
 
 
-def _filled(row: RolloutRow) -> list[float | None]:
-    """Return logprobs for a tensor: 0.0 at tokens that were only read."""
+def filled_logprobs(row: RolloutRow) -> list[float | None]:
+    """Return a row's logprobs for a tensor: 0.0 at tokens that were only read, None where the engine gave none."""
     return [0.0 if not mask else value for mask, value in zip(row.mask, row.logprobs or (), strict=True)]

