@@ -29,6 +29,7 @@ FACTORS: Mapping[str, Sequence[str]] = {
     "prompts": ("none", "some", "all"),
     "sight": ("open", "some", "closed"),
     "continuation": ("model", "off", "over"),
+    "record": ("none", "job", "agent", "reward"),
 }
 CHOICES = ["yes", "no", "no opinion"]
 SCHEMA = {
@@ -175,6 +176,10 @@ class JobDrawer:
             document["system"] = "All of you$thing talk." if row["variables"] == "given" else "All of you $5 talk."
         if row["continuation"] != "model":
             document["continuation"] = "off" if row["continuation"] == "off" else {"over_weights": True}
+        if row["record"] in ("job", "reward"):
+            document["record"] = {"tokens": True, "logprobs": True}
+        if row["record"] == "reward":
+            document["reward"] = {"agent": self.judged[0], "pattern": "[0-9]"}
         if row["memory"] != "all":
             document["memory"] = self._memory()
         if row["prompts"] != "none":
@@ -242,6 +247,8 @@ class JobDrawer:
             extras["tools"] = [ADD]
         if row["until"] == "signal":
             extras["exit_tools"] = [FINISH]
+        if row["record"] == "agent":
+            extras["record"] = {"tokens": True}
         if name != self.leader and row["validation"] != "none":
             extras["validation"] = self._validation(row["validation"])
         if name != self.leader and row["on_failure"] != "end":

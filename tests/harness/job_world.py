@@ -14,7 +14,7 @@ import traceback
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -27,12 +27,14 @@ from roundhouse_client.flows.forking import copies, forked_document, put_value
 from service.config.schema import Config
 from service.conversations.job.job import JobId, TurnKey, TurnKind
 from service.conversations.job.states import ENDED_JOBS
-from service.errors import InvalidJob, ServiceError, StoreUnavailable
+from service.errors import InvalidJob, NothingRecorded, ServiceError, StoreUnavailable
 from service.node.node import Node
+from service.node.rollouts import RolloutsWanted
 from service.scheduling.asking import judging
 from service.store.awaited_turns import Which
 from service.store.databases.membership_exclusive import ExclusiveMembership
 from tests.harness.drawn_jobs import DrawnJob, JobDrawer, Row, draw_row
+from tests.harness.programs.engine import send
 from tests.harness.simulated_node import CALM_AT_S, Disk, Plan, World, simulated
 from tests.harness.virtual import pass_time
 from tests.harness.virtual_loop import Stuck, VirtualLoop
@@ -40,11 +42,14 @@ from tests.harness.virtual_machine import EngineProcess, Machine, ScriptedEngine
 from tests.reference.heirs import Known
 from tests.reference.prompts import Model
 from tests.reference.reading import read_job
+from tests.reference.rollouts import read_rollouts
 from tests.reference.wire import Asked
 from transport.dialects.openai import message_document
 from workers.offload import pool
 
 WORDS = re.compile(r"\s*\S+|\s+")  # tokens of an answer
+RECORDING: Mapping[str, Any] = {"verbose": True, "return_tokens": True, "logprobs": True, "top_logprobs": 1}
+FIRST_PROMPT = 1_000_000  # an id that no answer has
 GOING_ON = ("continue_final_message", "add_generation_prompt", "echo")
 TOPIC = re.compile(r"topic=(\w+)")
 CONTEXT = 400
@@ -102,11 +107,53 @@ class AnsweringEngine(ScriptedEngine):
         self._world = world
         self._answers: dict[int, dict[str, Any]] = {}
 
+    async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if path == "/tokenize":
+            self._world.prompts += 1  # none goes on from another, and an empty answer would not show it
+            tokens = [FIRST_PROMPT + self._world.prompts] + [0] * (self.options.prompt_tokens - 1)
+            send(writer, 200, json.dumps({"tokens": tokens}).encode())
+            await writer.drain()
+        elif path == "/detokenize":
+            send(writer, 200, json.dumps({"content": self._world.text_of(json.loads(body)["tokens"])}).encode())
+            await writer.drain()
+        else:
+            await super()._answer(path, body, writer)
+
+    async def _answer_whole(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
+        """Answer with ids, as llama.cpp does."""
+        if not request.get("verbose"):
+            await super()._answer_whole(request, writer, slot)
+            return
+        pieces = self._deltas(request)
+        for number, _ in enumerate(pieces):
+            await self._maybe_fail(number, request, writer)
+            slot["next_token"] = [{"n_decoded": number + 1}]
+            await asyncio.sleep(self.options.interval)
+        answer = self._answers[id(request)]
+        ids = [self._world.id_of(piece) for piece in pieces]
+        message = {"role": "assistant", "content": answer["content"], "reasoning_content": answer.get("reasoning")}
+        message["tool_calls"] = [
+            {"id": each["id"], "type": "function", "function": {n: each[n] for n in ("name", "arguments")}}
+            for each in answer.get("tool_calls", ())
+        ]
+        entries = [{"id": number, "token": "?", "logprob": -0.5} for number in ids]
+        choice = {
+            "index": 0,
+            "message": {name: value for name, value in message.items() if value},
+            "finish_reason": "tool_calls" if answer.get("tool_calls") else "stop",
+            **({"logprobs": {"content": entries}} if request.get("logprobs") else {}),
+        }
+        usage = {"prompt_tokens": self.options.prompt_tokens, "completion_tokens": len(pieces)}
+        told = {"choices": [choice], "usage": usage, "__verbose": {"tokens": ids}}
+        send(writer, 200, json.dumps(told).encode())
+
     async def _stream(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
         if "tag" not in request:
             await super()._stream(request, writer, slot)
             return
         whole, half = without_half(request)
+        if request.get("verbose"):
+            whole = {name: value for name, value in whole.items() if name not in RECORDING}
         self._answers[id(request)] = answer = self._world.draw_answer(whole, half)
         done = self._world.note_asked(whole, half_tokens=tokens_of(half) if half else 0)
         await super()._stream(request, writer, slot)
@@ -147,6 +194,20 @@ class JobWorld(World):
     _answered: Counter[str] = field(default_factory=Counter)
     _drawn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the answers to each question
     _life: int = 0
+    prompts: int = 0  # that were tokenized
+    _tokens: dict[str, int] = field(default_factory=dict)  # ids by their texts
+
+    def id_of(self, piece: dict[str, Any]) -> int:
+        """Return the id of a piece of an answer."""
+        (text,) = piece.values()
+        return self._tokens.setdefault(
+            text if isinstance(text, str) else text[0]["function"]["name"], len(self._tokens) + 1
+        )
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        texts = {number: text for text, number in self._tokens.items()}
+        return "".join(texts[number] for number in ids)
 
     def config(self) -> Config:
         options: dict[str, object] = {"load": self.plan.load_s, "interval": self.plan.interval_s, "prompt-tokens": 50}
@@ -351,7 +412,32 @@ class JobWorld(World):
             )
             sources |= known
             self.differences += [(job.key, fault) for fault in faults]
+            self.differences += [(job.key, fault) for fault in await self._rollout_faults(node, job, told, asked)]
             self.counts["jobs"] += 1
+
+    async def _rollout_faults(
+        self, node: Node, job: DrawnJob, told: dict[str, Any], asked: Sequence[Asked]
+    ) -> list[str]:
+        """Return where the rows of a job are not those of its turns."""
+        try:
+            posted = await node.rollouts.check_recorded(self.ids[job.key])
+        except NothingRecorded:
+            return []
+        rows: list[dict[str, Any]] | None = None
+        while rows is None:
+            wanted = RolloutsWanted(partial=True)
+            with suppress(StoreUnavailable):  # the first reading is written
+                rows = [json.loads(line) async for line in node.rollouts.lines(self.ids[job.key], posted, wanted)]
+                continue
+            await pass_time(1)
+        self.counts["rows"] += len(rows)
+        written: dict[tuple[str, str], set[str]] = {}
+        for each in asked:
+            if each.answer is not None:
+                calls = "".join(call["name"] for call in each.answer.get("tool_calls", ()))
+                text = each.answer.get("reasoning", "") + each.answer["content"] + calls
+                written.setdefault((each.conversation, each.agent), set()).add(text)
+        return read_rollouts(job.document, told, rows, self.text_of, written)
 
     async def _audit_history(self, node: Node, job: DrawnJob, told: Mapping[str, Any], asked: Sequence[Asked]) -> None:
         """Check that the prompts shown for attempts were asked, byte for byte."""

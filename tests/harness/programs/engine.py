@@ -181,25 +181,25 @@ class Engine:
     async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         options = self.options
         if options.never_ready or time.monotonic() < self.ready_at:
-            _send(writer, 503, b'{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}')
+            send(writer, 503, b'{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}')
         elif path == "/v1/models":
-            _send(writer, 200, b'{"object": "list", "data": []}')
+            send(writer, 200, b'{"object": "list", "data": []}')
         elif path == "/slots" and not options.no_slots:
-            _send(writer, 200, json.dumps(self.slots).encode())
+            send(writer, 200, json.dumps(self.slots).encode())
         elif path == "/props" and (options.props_slots or options.thinks):
             props = {"total_slots": options.props_slots, "chat_template": TEMPLATES.get(options.thinks, "")}
-            _send(writer, 200, json.dumps(props).encode())
+            send(writer, 200, json.dumps(props).encode())
         elif path == "/apply-template" and (options.goes_on or options.thinks):
             render = self._template if options.goes_on else self._render
-            _send(writer, 200, json.dumps({"prompt": render(json.loads(body))}).encode())
+            send(writer, 200, json.dumps({"prompt": render(json.loads(body))}).encode())
         elif path == "/v1/chat/completions/input_tokens":
             self._count(json.loads(body), writer)
         elif path != "/v1/chat/completions":
             self._answer_probe(path, writer)
         elif options.reject and self._may_reject(body):
-            _send(writer, options.reject, options.reject_body.encode(), retry_after=options.retry_after)
+            send(writer, options.reject, options.reject_body.encode(), retry_after=options.retry_after)
         elif options.html:
-            _send(writer, 200, b"<html>Welcome</html>", "text/html")
+            send(writer, 200, b"<html>Welcome</html>", "text/html")
         else:
             await self._serve_chat(json.loads(body), writer)
         await writer.drain()
@@ -207,23 +207,23 @@ class Engine:
     def _answer_probe(self, path: str, writer: asyncio.StreamWriter) -> None:
         """Answer vLLM's own probes; for others there is no answer."""
         if path == "/health":
-            _send(writer, 200, b"")
+            send(writer, 200, b"")
         elif path == "/metrics" and self.options.cache_metrics:
-            _send(writer, 200, self.options.cache_metrics.read_bytes(), "text/plain")
+            send(writer, 200, self.options.cache_metrics.read_bytes(), "text/plain")
         else:
-            _send(writer, 404, b"{}")
+            send(writer, 404, b"{}")
 
     def _count(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         options = self.options
         if options.goes_on:
             tokens = options.prompt_tokens + sum(len(_pieces(part)) for part in _begun(request))
-            return _send(writer, 200, json.dumps({"input_tokens": tokens}).encode())
+            return send(writer, 200, json.dumps({"input_tokens": tokens}).encode())
         self._record(request)
         if options.count_busy is not None and not options.count_busy.exists():
             options.count_busy.touch()
-            return _send(writer, 503, b"{}")
+            return send(writer, 503, b"{}")
         counted = {} if options.counts is None else {"input_tokens": options.counts}
-        return _send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
+        return send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
 
     def _may_reject(self, body: bytes) -> bool:
         if self.options.reject_on is not None and self.options.reject_on.encode() not in body:
@@ -240,7 +240,7 @@ class Engine:
             return await self._show_pace(request, writer)
         self.asked += 1
         if self._must_break() and self._break():
-            return _send(writer, 500, options.reject_body.encode())
+            return send(writer, 500, options.reject_body.encode())
         if self.is_wedged:
             await asyncio.Event().wait()
         if options.accepts_first and request.get("stream"):
@@ -284,9 +284,9 @@ class Engine:
             self.take_signal(signal.SIGSTOP)
         is_spent = options.goes_on == "spent" and options.die_once.exists()
         if is_spent or (any(_begun(request)) and options.goes_on in {"refused", "other"}):
-            return _send(writer, 400, b'{"error": {"code": 400, "message": "no prefill", "type": "invalid_request"}}')
+            return send(writer, 400, b'{"error": {"code": 400, "message": "no prefill", "type": "invalid_request"}}')
         if any(_begun(request)) and options.goes_on == "declined":
-            return _send(writer, 500, b'{"error": {"code": 500, "message": "no prefill", "type": "server_error"}}')
+            return send(writer, 500, b'{"error": {"code": 500, "message": "no prefill", "type": "server_error"}}')
         if any(_begun(request)) and options.goes_on == "closed":
             return None
         if not request.get("stream"):
@@ -329,7 +329,7 @@ class Engine:
         message = {"role": "assistant", "content": "".join(delta.get("content", "") for delta in deltas)}
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        _send(writer, 200, json.dumps({"choices": [choice], "usage": usage}).encode())
+        send(writer, 200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
     def _template(self, request: dict[str, Any]) -> str:
         """Return a prompt that ends with the half answer, if there is one."""
@@ -537,7 +537,7 @@ def _scripted(entry: dict[str, Any]) -> list[dict[str, Any]]:
     return deltas
 
 
-def _send(
+def send(
     writer: asyncio.StreamWriter,
     status: int,
     body: bytes,
