@@ -258,7 +258,7 @@ async def open_node(
                     jobs=(jobs := Jobs(store, scheduler, intake, followers, neighbours, rules)),
                     prompts=prompts,
                     rollouts=Rollouts(store, jobs, prompts, scheduler.tokens, versions, lambda: live.config.rollouts),
-                    sessions=Sessions(store, scheduler.tokens, versions),
+                    sessions=Sessions(store, scheduler.requests, scheduler.tokens, versions),
                     callers=CallersTurns(store, scheduler, intake, is_shared=cluster is not None),
                     timelines=Timelines(store, scheduler, fleet),
                     neighbours=neighbours,

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import anyio
 import regex
 
 from service.conversations.document.posted_rollouts import PostedReward
@@ -32,9 +31,8 @@ async def find_reward(
     """
     try:
         if source.python is not None:
-            with anyio.fail_after(limit_s):
-                value = await offload(call_reward, source.python, transcript, limit_s=limit_s, purpose=Purpose.REWARDS)
-        elif source.tool is not None:
+            return await offload(call_reward, source.python, transcript, limit_s=limit_s, purpose=Purpose.REWARDS)
+        if source.tool is not None:
             value = _last_result(source.tool, turns)
         else:
             value = await _said(source, turns)
@@ -55,7 +53,7 @@ def as_reward(value: object) -> Reward:
     """
     metrics: dict[str, float] = {}
     if isinstance(value, Mapping):
-        metrics = {str(name): _number(each, str(name)) for name, each in value.items() if name != NAMED}
+        metrics = {_text(str(name)): _number(each, str(name)) for name, each in value.items() if name != NAMED}
         value = value.get(NAMED)
     return Reward(reward=_number(value, NAMED), metrics=metrics)
 
@@ -63,11 +61,16 @@ def as_reward(value: object) -> Reward:
 def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Unfit(f"{name}: {str(value)[:DETAIL_CHARS]!r} is no finite number")
-    return float(value)
+    return float(value) + 0.0  # a number of Python's own, whatever its class
 
 
 def _failed(detail: str) -> Reward:
-    return Reward(error=detail[:DETAIL_CHARS])
+    return Reward(error=_text(detail[:DETAIL_CHARS]))
+
+
+def _text(text: str) -> str:
+    """Return a text that every store takes, as half a surrogate pair is none."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _last_result(tool: str, turns: Sequence[Turn]) -> object:
@@ -109,14 +112,24 @@ def number_in(pattern: str, text: str, limit_s: float) -> str | None:
     return None if found is None else str(found[1] if found.re.groups else found[0])
 
 
-def call_reward(place: str, transcript: Mapping[str, Any]) -> object:
-    """Call a user's callable, ``module:function``, with a transcript; runs in a process of its own."""
+def call_reward(place: str, transcript: Mapping[str, Any]) -> Reward:
+    """Call a user's callable, ``module:function``, with a transcript; runs in a process of its own.
+
+    What it returns is read there, too: it may have methods that take long.
+    """
     module, _, path = place.partition(":")
-    function: Any = importlib.import_module(module)
-    for part in path.split("."):
-        function = getattr(function, part)
-    value = function(transcript)
-    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+    try:
+        function: Any = importlib.import_module(module)
+        for part in path.split("."):
+            function = getattr(function, part)
+        value = function(transcript)
+        return as_reward(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
+    except TimeoutError:
+        raise
+    except Unfit as error:
+        return _failed(str(error))
+    except BaseException as error:  # noqa: BLE001 - whatever a callable of the user's raises
+        return _failed(f"{type(error).__name__}: {error}")
 
 
 async def _awaited(value: Any) -> object:  # noqa: ANN401 - what a user's callable returns

@@ -33,6 +33,8 @@ from service.conversations.record.session import (
 )
 from service.errors import SessionNotFound, StoreUnavailable
 from service.node.rollouts import DELIVERED, RolloutForm, outcome_of
+from service.scheduling.keeping.request import RelayFailure
+from service.scheduling.keeping.requests import RelayedRequests
 from service.scheduling.keeping.token_keeper import TokenKeeper
 from service.store import session_rows
 from service.store.session_rows import PackedExchange, SessionCounts, pack_exchange
@@ -65,9 +67,11 @@ class Sessions:
     def __init__(
         self,
         store: Store,
+        requests: RelayedRequests,
         tokens: TokenKeeper,
         version_of: Callable[[str], int | None],
     ) -> None:
+        self._requests = requests
         self._store = store
         self._tokens = tokens
         self._version_of = version_of
@@ -124,8 +128,10 @@ class Sessions:
         return await self._store.read(session_rows.counts, session.id)
 
     async def delete(self, session: Session) -> None:
-        """Delete a session with all that it has recorded."""
+        """Delete a session with all that it has recorded, and end its requests on this node."""
         await self._store.write(session_rows.delete, session.id)
+        missing = SessionNotFound(session.id)
+        self._requests.end_session(session.id, RelayFailure(reason=missing.code, detail=str(missing)))
 
     async def put_reward(self, session: Session, reward: Reward) -> bool:
         """Store the reward of a session, durable when this returns; return whether it is new.

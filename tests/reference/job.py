@@ -34,6 +34,7 @@ class Agent:
     on_failure: str = "end"
     memory: Document | None = None
     otherwise: str | None = None
+    is_recorded: bool = False
     is_former: bool = False  # an agent of an heir's source alone
 
     @property
@@ -144,6 +145,7 @@ def _agent(given: Document, cast: Document, document: Document, variables: Docum
         exit_tools=tuple(given.get("exit_tools") or ()),
         on_failure=given.get("on_failure", "end"),
         memory=given.get("memory") or document.get("memory"),
+        is_recorded=bool((given.get("record") or document.get("record") or {}).get("tokens")),
         otherwise=None if given.get("otherwise") is None else fill(given["otherwise"], variables),
     )
 

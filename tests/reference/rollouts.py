@@ -63,7 +63,10 @@ def _reward_faults(source: Document | None, name: str, transcript: Document, row
         said = [
             turn["text"]
             for turn in transcript["turns"]
-            if turn["agent"] == source["agent"] and turn["kind"] == "turn" and turn["state"] == "completed"
+            if turn["agent"] == source["agent"]
+            and turn["inherited"] is None
+            and turn["state"] == "completed"
+            and turn["kind"] == "turn"
         ]
         number = re.search(source["pattern"], said[-1]) if said else None
         wanted = None if number is None else float(number[0])

@@ -121,7 +121,8 @@ class Wire:
         if asked.half_tokens:  # its end never arrived, whatever the engine has written
             yield from self._asked_again(at, asked)
             return
-        is_again = last.answer is None or last.life != asked.life
+        # An engine that dies before it has told the tokens of an answer is asked for all of it again.
+        is_again = last.answer is None or last.life != asked.life or self.agent.is_recorded
         if last.answer is not None:
             verdict, detail = self.verdict(at)
             is_again = is_again or verdict in ("calls", "again")  # the next request may never have reached its engine

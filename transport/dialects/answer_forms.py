@@ -211,7 +211,7 @@ def _response(words: WholeWords) -> Document:
             "input_tokens": words.usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": words.usage.cached_tokens},
             "output_tokens": words.usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            **({} if words.reasoning else {"output_tokens_details": {"reasoning_tokens": 0}}),  # those are not counted
             "total_tokens": words.usage.prompt_tokens + words.usage.completion_tokens,
         },
     }
@@ -238,7 +238,7 @@ def _items(words: WholeWords) -> list[Document]:
     if words.reasoning:
         content = [{"type": "reasoning_text", "text": words.reasoning}]
         items.append({"type": "reasoning", "id": f"rs_{words.name}", "summary": [], "content": content})
-    if words.text or not words.calls:
+    if words.text or not (words.calls or words.reasoning):
         part: Document = {"type": "output_text", "text": words.text, "annotations": []}
         if words.is_refusal:
             part = {"type": "refusal", "refusal": words.text}
@@ -255,6 +255,8 @@ def _items(words: WholeWords) -> list[Document]:
         }
         for number, call in enumerate(words.calls)
     ]
+    if words.finish_reason == CUT_OFF and "status" in items[-1]:
+        items[-1]["status"] = "incomplete"
     return items
 
 

@@ -22,6 +22,8 @@ IDLE: Final = frozenset(
     {"metadata", "service_tier", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
     | {"stream", "include", "betas", "cache_control", "background", "truncation", "store"}
 )
+# Thoughts are given as they are, so nothing has to be enclosed for a later request.
+ENCLOSED: Final = "reasoning.encrypted_content"
 # Values that ask for nothing.
 NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {}, 0, "disabled")
 # Fields that would change what comes back, or what is read, in ways that a recorded answer does not have.
@@ -57,11 +59,45 @@ def chat_of(path: str, fields: Mapping[str, Any]) -> Document:
         raise NoChat("include_reasoning: engines withhold the tokens of thoughts that are left out")
     try:
         chat = _translated(path, fields)
+        _check_messages(chat["messages"])
     except (AttributeError, KeyError, TypeError) as error:
         raise NoChat(f"the body has not the form of {path}: {type(error).__name__}: {error}") from error
-    if not isinstance(chat.get("messages"), list) or not all(isinstance(each, dict) for each in chat["messages"]):
-        raise NoChat("messages must be a list of objects")
+    if not isinstance(chat.get("stream_options") or {}, dict):
+        raise NoChat("stream_options must be an object")
     return {name: value for name, value in chat.items() if name not in IDLE and value is not None}
+
+
+def _check_messages(messages: object) -> None:
+    """Check what a record reads of messages; the rest is for the engine.
+
+    Raises:
+        NoChat: they have another form, or end with the beginning of the answer.
+    """
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+        raise NoChat("messages must be a list of objects, with at least one")
+    for message in messages:
+        content = message.get("content")
+        if not (content is None or isinstance(content, str) or _are_objects(content)):
+            raise NoChat("the content of a message must be text or a list of objects")
+        calls = message.get("tool_calls") or []
+        if not _are_objects(calls):
+            raise NoChat("tool_calls must be a list of objects")
+        for call in calls:
+            _text_of(call["function"], "name")
+            _text_of(call["function"], "arguments")
+    if messages[-1].get("role") == "assistant":
+        raise NoChat("the last message is the assistant's: an answer that is begun is not supported here")
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _text_of(fields: Mapping[str, Any], name: str) -> str:
+    text = fields[name]
+    if not isinstance(text, str):
+        raise NoChat(f"{name} must be text")
+    return text
 
 
 def _translated(path: str, fields: Mapping[str, Any]) -> Document:
@@ -78,6 +114,8 @@ def _without(fields: Mapping[str, Any], *names: str) -> Document:
 
 
 def _of_messages(fields: Mapping[str, Any]) -> Document:
+    if fields.get("max_tokens") is None:
+        raise NoChat("max_tokens is required")
     chat = _without(
         fields, "system", "tools", "tool_choice", "stop_sequences", "thinking", "output_config", "output_format"
     )
@@ -122,8 +160,10 @@ def _add_output(chat: Document, config: Mapping[str, Any], output_format: Mappin
 
 
 def _system_text(system: object) -> str:
+    if system is None or isinstance(system, str):
+        return system or ""
     if not isinstance(system, list):
-        return "" if system is None else str(system)
+        raise NoChat("a system prompt must be text or a list of blocks")
     texts = [_text_in(block) for block in system]
     return "".join(text for text in texts if not text.startswith(BILLING))
 
@@ -131,7 +171,7 @@ def _system_text(system: object) -> str:
 def _text_in(block: Mapping[str, Any]) -> str:
     if block["type"] not in ("text", "input_text", "output_text"):
         raise NoChat(f"a {block['type']} where only text can stand")
-    return str(block["text"])
+    return _text_of(block, "text")
 
 
 def _of_message(message: Mapping[str, Any]) -> Iterator[Document]:
@@ -148,11 +188,11 @@ def _of_message(message: Mapping[str, Any]) -> Iterator[Document]:
     for block in content:
         kind = block["type"]
         if kind == "text":
-            parts.append({"type": "text", "text": block["text"]})
+            parts.append({"type": "text", "text": _text_of(block, "text")})
         elif kind == "image":
             parts.append(_image_of(block["source"]))
         elif kind == "thinking":
-            thoughts.append(block["thinking"])
+            thoughts.append(_text_of(block, "thinking"))
         elif kind == "tool_use":
             calls.append(_call_of(block["id"], block["name"], json.dumps(block.get("input") or {}, ensure_ascii=False)))
         elif kind == "tool_result":
@@ -209,9 +249,13 @@ def _of_responses(fields: Mapping[str, Any]) -> Document:
     chat = _without(fields, "input", "instructions", "tools", "tool_choice", "text", "reasoning", "max_output_tokens")
     given = fields["input"]
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not _are_objects(items):
+        raise NoChat("input must be text or a list of items")
+    if {*(fields.get("include") or ())} - {ENCLOSED}:
+        raise NoChat(f"include: only {ENCLOSED} is supported where tokens are recorded")
     messages: list[Document] = []
     if fields.get("instructions"):
-        messages.append({"role": "system", "content": fields["instructions"]})
+        messages.append({"role": "system", "content": _text_of(fields, "instructions")})
     chat["messages"] = messages + _of_items(items)
     if fields.get("max_output_tokens") is not None:
         chat["max_tokens"] = fields["max_output_tokens"]
@@ -223,13 +267,17 @@ def _of_responses(fields: Mapping[str, Any]) -> Document:
             raise NoChat(f"the tool choice {choice.get('type')!r} is not supported where tokens are recorded")
         choice = {"type": "function", "function": {"name": choice["name"]}}
     chat["tool_choice"] = choice
+    chat["verbosity"] = (fields.get("text") or {}).get("verbosity")
     wanted = (fields.get("text") or {}).get("format") or {"type": "text"}
     if wanted["type"] == "json_schema":
         schema = {name: value for name, value in wanted.items() if name != "type"}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif wanted["type"] != "text":
         chat["response_format"] = wanted
-    chat["reasoning_effort"] = (fields.get("reasoning") or {}).get("effort")
+    reasoning = fields.get("reasoning") or {}
+    if reasoning.get("summary") not in (None, "auto"):
+        raise NoChat("reasoning.summary: thoughts are given as they are")
+    chat["reasoning_effort"] = reasoning.get("effort")
     return chat
 
 
@@ -242,8 +290,10 @@ def _of_items(items: Sequence[Mapping[str, Any]]) -> list[Document]:
         kind = item.get("type", "message")
         if kind == "reasoning":
             said = item.get("content") or item.get("summary") or []
-            thoughts += "".join(str(part.get("text", "")) for part in said)
+            thoughts += "".join(_text_of(part, "text") for part in said)
             continue
+        if thoughts and kind != "function_call" and item.get("role") != "assistant":
+            raise NoChat("a reasoning item stands before the answer that it belongs to")
         if kind == "function_call_output":
             messages.extend(_result_of(item["call_id"], item["output"]))
             is_open = False
@@ -258,18 +308,23 @@ def _of_items(items: Sequence[Mapping[str, Any]]) -> list[Document]:
         if kind == "function_call":
             call = _call_of(item["call_id"], item["name"], item["arguments"])
             messages[-1].setdefault("tool_calls", []).append(call)
+    if thoughts:
+        raise NoChat("a reasoning item stands before the answer that it belongs to")
     return messages
 
 
 def _parts_of(content: str | Sequence[Mapping[str, Any]]) -> list[Document]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise NoChat("the content of a message must be text or a list of objects")
     parts: list[Document] = []
     for part in content:
         if part["type"] == "input_image":
-            parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+            detail = {} if part.get("detail") is None else {"detail": part["detail"]}
+            parts.append({"type": "image_url", "image_url": {"url": part["image_url"], **detail}})
         elif part["type"] == "refusal":
-            parts.append({"type": "text", "text": part["refusal"]})
+            parts.append({"type": "text", "text": _text_of(part, "refusal")})
         else:
             parts.append({"type": "text", "text": _text_in(part)})
     return parts

@@ -35,15 +35,17 @@ class Recording(AnswerReaders, frozen=True, kw_only=True):
     """The way in which an engine gives token ids.
 
     ``ask`` adds the fields for that to the body of a chat, with or without logprobs. An engine that ``is_mute`` sends
-    nothing before the whole answer. ``read_prompt`` asks for the tokens of a chat's prompt, given its body, where the
-    answer does not have them. With ``masks_logprobs`` the logprobs of a constrained answer are those after its
-    constraint. ``detokenize`` returns the body for a model's name and ids, ``text_of`` reads the answer.
+    nothing before the whole answer. Where the answer does not have the tokens of its prompt, ``render`` asks for the
+    prompt of a chat, given its body, and ``tokenize`` for the tokens of that. With ``masks_logprobs`` the logprobs of a
+    constrained answer are those after its constraint. ``detokenize`` returns the body for a model's name and ids,
+    ``text_of`` reads the answer.
     """
 
     ask: Callable[[dict[str, object], bool], None]
     is_mute: bool = False
     masks_logprobs: bool = False
-    read_prompt: Callable[[Post, bytes], Awaitable[list[int]]] | None = None
+    render: Callable[[Post, bytes], Awaitable[str]] | None = None
+    tokenize: Callable[[Post, str], Awaitable[list[int]]] | None = None
     detokenize: Callable[[str, Sequence[int]], object]
     text_of: Callable[[bytes], str]
 
@@ -140,19 +142,31 @@ def _ask_llama(body: dict[str, object], has_logprobs: bool) -> None:
         body |= {"logprobs": True, "top_logprobs": 1}  # 0 would turn them off
 
 
-async def _read_prompt(post: Post, chat: bytes) -> list[int]:
-    """Render a chat and tokenize that, as the server itself does: what it reports of the prompt is decoded tokens.
+async def _render(post: Post, chat: bytes) -> str:
+    """Render a chat as the server itself does: what it reports of the prompt is decoded tokens.
 
     Raises:
         MalformedFrame: not the JSON of this engine.
     """
     rendered = await post(RENDER_PATH, chat)
     try:
-        text = _decode_prompt(rendered).prompt
-        body = msgspec.json.encode({"content": text, "add_special": True, "parse_special": True})
-        return _decode_tokens(await post(TOKENIZE_PATH, body)).tokens
+        return _decode_prompt(rendered).prompt
     except UNDECODABLE as error:
-        raise MalformedFrame(f"POST {RENDER_PATH}, {TOKENIZE_PATH}: {error}: {rendered[:SHOWN_BYTES]!r}") from error
+        raise MalformedFrame(f"POST {RENDER_PATH}: {error}: {rendered[:SHOWN_BYTES]!r}") from error
+
+
+async def _tokenize(post: Post, text: str) -> list[int]:
+    """Tokenize a rendered prompt.
+
+    Raises:
+        MalformedFrame: not the JSON of this engine.
+    """
+    body = msgspec.json.encode({"content": text, "add_special": True, "parse_special": True})
+    answer = await post(TOKENIZE_PATH, body)
+    try:
+        return _decode_tokens(answer).tokens
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {TOKENIZE_PATH}: {error}: {answer[:SHOWN_BYTES]!r}") from error
 
 
 def _decode_llama(document: bytes, events: list[Event]) -> bool:
@@ -233,7 +247,8 @@ OF_LLAMA: Final = Recording(
     ask=_ask_llama,
     decode_whole=_decode_llama,
     is_mute=True,
-    read_prompt=_read_prompt,
+    render=_render,
+    tokenize=_tokenize,
     detokenize=lambda _model, ids: {"tokens": ids},
     text_of=_text_of_llama,
 )

@@ -5,7 +5,9 @@ program of ours (``program``) that imports only that module: the library's own p
 user, which may start an engine. They have their own session, since a Ctrl-C is ours to handle.
 """
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -119,10 +121,11 @@ class Pool:
         places = self._places[purpose]
         if purpose is Purpose.DOCUMENTS and places.waiting >= CROWD:
             raise OffloadCrowded(f"{CROWD} documents are waiting to be examined")
+        is_exact = purpose is Purpose.REWARDS  # their limit is of real time, since a callable may wait
         async with places.take(asked_for.get()):
             for _ in range(TRIES):
                 try:
-                    answer = await self._ask(request, limit_s)
+                    answer = await self._ask(request, limit_s + (0.0 if is_exact else START_LIMIT_S))
                 except TimeoutError:  # an OSError, but no broken pipe
                     raise
                 except _BROKEN:
@@ -133,7 +136,7 @@ class Pool:
     async def _ask(self, request: bytes, limit_s: float) -> bytes:
         helper = await self._helper()
         try:
-            with anyio.fail_after(limit_s + START_LIMIT_S):
+            with anyio.fail_after(limit_s):
                 answer = await helper.ask(request)
         except BaseException:
             await helper.end()
@@ -251,8 +254,8 @@ class _Helper:
 
     async def end(self) -> None:
         with anyio.CancelScope(shield=True):
-            if self.is_alive:
-                self._process.kill()
+            with suppress(ProcessLookupError):  # with the processes that a function has started
+                os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.aclose()
 
 

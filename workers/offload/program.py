@@ -12,6 +12,7 @@ import pickle
 import select
 import signal
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 HEAD: Final = 8
@@ -27,7 +28,8 @@ def main() -> None:
     if os.getppid() != parent:
         return
     source, answers = sys.stdin.fileno(), os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    sys.stdout = sys.stderr  # output that a function prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a function, or a process of it, prints is no answer
+    sys.stdout = sys.stderr
     path = _receive(source)
     if path is None:
         return
@@ -60,10 +62,10 @@ def _call(function: Any, arguments: tuple[Any, ...], limit_s: float) -> bytes:  
     try:
         return pickle.dumps((False, _bounded(function, arguments, limit_s)))
     except BaseException as error:  # noqa: BLE001 - it is the caller's
-        try:
-            return pickle.dumps((True, error))
-        except Exception:  # noqa: BLE001 - the error holds values that cannot be pickled
-            return pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
+        if isinstance(error, Exception):  # the others would end the caller's program
+            with suppress(Exception):  # the error holds values that cannot be pickled
+                return pickle.dumps((True, error))
+        return pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
 
 
 def _bounded(function: Any, arguments: tuple[Any, ...], limit_s: float) -> object:  # noqa: ANN401 - as above

@@ -1,6 +1,12 @@
-"""Records the tokens of a complete message: the engine tokenizes its prompt, and decodes its ids if that is needed."""
+"""Records the tokens of a complete message: the engine tokenizes its prompt, and decodes its ids if that is needed.
+
+A prompt that the engine renders for a question of its own is rendered before the answer and after it. A template may
+show the time: only where both are alike did the engine read the same.
+"""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -29,6 +35,33 @@ def is_mute(client: EngineClient) -> bool:
     return client.dialect.recording is not None and client.dialect.recording.is_mute
 
 
+async def begin_record(client: EngineClient, chat: ChatRequest, answer: Answer) -> None:
+    """Render the prompt of the message that is about to be asked for, where its answer will not have the tokens.
+
+    Raises:
+        EngineUnreachable: the engine is gone.
+    """
+    record, engine = answer.generation.tokens, client.dialect.recording
+    if record is not None and engine is not None and engine.render is not None:
+        with _as_unknown(chat):
+            record.rendered = await engine.render(client.post, client.dialect.encode(chat))
+
+
+@contextmanager
+def _as_unknown(chat: ChatRequest) -> Iterator[None]:
+    """Leave a part of the record unknown if the engine refuses a question: asked again it would say the same.
+
+    Raises:
+        EngineUnreachable: the engine is gone.
+    """
+    try:
+        yield
+    except EngineUnreachable:
+        raise
+    except EngineError as error:
+        logger.warning("tokens of %s are not known to be whole: %s", chat.model, error)
+
+
 async def record_tokens(client: EngineClient, chat: ChatRequest, answer: Answer, version: int | None) -> Outcome | None:
     """Record the tokens of the newest message, if they are wanted; return an ending if the engine breaks off.
 
@@ -40,13 +73,15 @@ async def record_tokens(client: EngineClient, chat: ChatRequest, answer: Answer,
     record = generation.tokens
     is_text = False
     try:
-        if engine.read_prompt is not None:
-            record.prompt = await engine.read_prompt(client.post, client.dialect.encode(chat))
-        is_text = await _is_text(client, engine, chat, generation, record)
+        if engine.render is not None and engine.tokenize is not None:
+            with _as_unknown(chat):
+                rendered = await engine.render(client.post, client.dialect.encode(chat))
+                if rendered == record.rendered:
+                    record.prompt = await engine.tokenize(client.post, rendered)
+        with _as_unknown(chat):
+            is_text = await _is_text(client, engine, chat, generation, record)
     except EngineUnreachable as error:
         return broken_off(without_frames(error))
-    except EngineError as error:  # asked again it would say the same: the record is not whole
-        logger.warning("tokens of %s are not known to be whole: %s", chat.model, error)
     tokens = record.recorded(
         generation.usage,
         is_text=is_text,

@@ -19,7 +19,7 @@ from workers.requests.answer_begins import again
 from workers.requests.asking import ask_fairly
 from workers.requests.cache_veil import CacheVeil, WholeLines
 from workers.requests.halves import HalfAnswer
-from workers.requests.recording import is_mute, record_tokens
+from workers.requests.recording import begin_record, is_mute, record_tokens
 from workers.requests.request_ends import broken_off, declined, is_refused, rejected
 from workers.requests.sent import SentStream
 from workers.requests.splice import Splice
@@ -121,6 +121,7 @@ class _Asking:
         async def ask() -> None:
             answer.begin_again(settings.repetition, request.chars)
             try:
+                await begin_record(client, chat, answer)
                 await client.stream(chat, answer.generation)
             finally:
                 answer.phase = Phase.US  # until it is asked again the engine's silence means nothing

@@ -8,6 +8,8 @@ import msgspec
 
 from transport.events import PromptRendered, TokensWritten, Usage
 
+LEAST: Final = -3.4e38  # logprob that 32 bits hold
+MOST: Final = 1e-3  # logprob, for rounding above 0
 HALF_CHARACTER: Final = "\ufffd"  # stands for bytes that make no character yet
 CUT_OFF: Final = frozenset({"length", "max_tokens"})
 
@@ -42,10 +44,11 @@ class RecordedTokens(msgspec.Struct, frozen=True, kw_only=True):
 class TokenRecord:
     """Collects the tokens of one generation; ``prompt`` is None until the engine has sent them."""
 
-    __slots__ = ("_texts", "changes", "ids", "logprobs", "prompt", "stop_word")
+    __slots__ = ("_texts", "changes", "ids", "logprobs", "prompt", "rendered", "stop_word")
 
     def __init__(self) -> None:
         self.prompt: list[int] | None = None
+        self.rendered: str | None = None  # the prompt as the engine renders it before the answer
         self.ids: list[int] = []
         self.logprobs: list[float | None] = []
         self._texts: list[str] | None = []
@@ -62,7 +65,7 @@ class TokenRecord:
             return
         self.ids += event.ids
         self.stop_word = event.stop_word or self.stop_word
-        self.logprobs += event.logprobs or [None] * len(event.ids)
+        self.logprobs += map(_known, event.logprobs or [None] * len(event.ids))
         if len(event.texts) != len(event.ids):
             self._texts = None
         elif self._texts is not None:
@@ -107,6 +110,11 @@ class TokenRecord:
             params=params,
             partial=tuple(lacking),
         )
+
+
+def _known(logprob: float | None) -> float | None:
+    """Return a logprob that the store can hold, None for what is none."""
+    return logprob if logprob is not None and LEAST <= logprob <= MOST else None
 
 
 def logprobs_mode(args: Mapping[str, object]) -> str:

@@ -28,7 +28,7 @@ from workers.requests.constraints import call_constraint
 from workers.requests.halves import GoingOn, HalfAnswer, may_begin_late, request_for_rest
 from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
-from workers.requests.recording import is_mute, record_tokens
+from workers.requests.recording import begin_record, is_mute, record_tokens
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
 from workers.requests.request_ends import broken_off, declined, failure_of, is_refused, loop_failure, overdrawn
 from workers.requests.stored_half import is_answer_to
@@ -187,6 +187,8 @@ class ToolLoop:
         async def ask() -> None:
             answer.begin_again(settings.repetition, chars, going_on)
             try:
+                if chat.records is not None:
+                    await begin_record(self._client, chat, answer)
                 await self._client.stream(chat, answer.generation, scope)
             finally:
                 answer.phase = Phase.US  # until it is asked again the engine's silence means nothing

@@ -4,7 +4,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from service.api.errors.forms import MODELS, SERVED
+from service.api.errors.forms import is_of_surface
 
 SESSION: Final = "roundhouse.session"  # key in an ASGI scope
 SESSIONS: Final = "/sessions/"
@@ -19,7 +19,7 @@ def take_session(scope: Scope) -> None:
     before, _, after = scope["path"].partition(SESSIONS)
     session, slash, rest = after.partition("/")
     path = slash + rest
-    if not before and session and (path in SERVED or path in (MODELS, VERSION) or path.startswith(f"{MODELS}/")):
+    if not before and session and (path == VERSION or is_of_surface(path)):
         scope[SESSION], scope["path"] = session, path
 
 

@@ -13,6 +13,8 @@ from transport.dialects.openai import CHAT_PATH
 from transport.events import Usage
 from transport.request import ToolCall
 
+X = {"role": "user", "content": "x"}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 WORDS = WholeWords(
     name="1",
@@ -113,7 +115,7 @@ def test_messages_become_a_chat() -> None:
 )
 def test_options_of_messages_keep_their_meaning(change: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Each becomes the option of a chat that asks for the same."""
-    plain = {"messages": [{"role": "user", "content": "x"}]}
+    plain = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
     assert chat_of(MESSAGES_PATH, {**plain, **change}) == {**plain, **wanted}
 
 
@@ -128,13 +130,15 @@ def test_items_of_responses_become_messages() -> None:
             {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "2"},
             {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c2", "output": "3"},
         ],
         "instructions": "be kind",
         "max_output_tokens": 9,
         "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}],
         "tool_choice": {"type": "function", "name": "add"},
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
-        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}, "verbosity": "low"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
         "store": False,
     }
     call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -151,12 +155,14 @@ def test_items_of_responses_become_messages() -> None:
             },
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
             {"role": "assistant", "content": "", "tool_calls": [{"id": "c2", **call}]},
+            {"role": "tool", "tool_call_id": "c2", "content": "3"},
         ],
         "max_tokens": 9,
         "tools": [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}],
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
         "reasoning_effort": "low",
+        "verbosity": "low",
     }
 
 
@@ -173,6 +179,21 @@ def test_items_of_responses_become_messages() -> None:
         (RESPONSES_PATH, {"input": [3]}),
         (RESPONSES_PATH, {"input": [{"type": "function_call"}]}),
         (CHAT_PATH, {"messages": "x"}),
+        (CHAT_PATH, {"messages": []}),
+        (CHAT_PATH, {"messages": [X], "stream_options": 5}),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": 5}]}),
+        (CHAT_PATH, {"messages": [{"role": "assistant", "tool_calls": {"k": {}}}, X]}),
+        (CHAT_PATH, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}, X]}),
+        (CHAT_PATH, {"messages": [X, {"role": "assistant", "content": "It is"}]}),
+        (MESSAGES_PATH, {"messages": [X]}),
+        (MESSAGES_PATH, {"messages": [X], "max_tokens": 3, "system": 5}),
+        (MESSAGES_PATH, {"messages": [X], "max_tokens": 3, "system": [{"type": "text", "text": None}]}),
+        (RESPONSES_PATH, {"input": {}}),
+        (RESPONSES_PATH, {"input": [{"role": "user", "content": [{"type": "input_text", "text": None}]}]}),
+        (RESPONSES_PATH, {"input": "x", "include": ["message.output_text.logprobs"]}),
+        (RESPONSES_PATH, {"input": "x", "reasoning": {"summary": "detailed"}}),
+        (RESPONSES_PATH, {"input": [X, THOUGHT]}),
+        (RESPONSES_PATH, {"input": [X, THOUGHT, X]}),
         (CHAT_PATH, {"messages": [], "top_logprobs": 3}),
     ],
 )

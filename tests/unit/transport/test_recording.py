@@ -122,8 +122,10 @@ async def test_a_prompt_is_tokenized_as_it_was_rendered() -> None:
         asked.append((path, json.loads(body)))
         return b'{"prompt": "[user] hi"}' if path == "/apply-template" else b'{"tokens": [1, 5, 6]}'
 
-    assert OF_LLAMA.read_prompt is not None
-    assert await OF_LLAMA.read_prompt(post, b'{"messages": []}') == [1, 5, 6]
+    render, tokenize = OF_LLAMA.render, OF_LLAMA.tokenize
+    assert render is not None
+    assert tokenize is not None
+    assert await tokenize(post, await render(post, b'{"messages": []}')) == [1, 5, 6]
     text = {"content": "[user] hi", "add_special": True, "parse_special": True}
     assert asked == [("/apply-template", {"messages": []}), ("/tokenize", text)]
 
@@ -131,4 +133,6 @@ async def test_a_prompt_is_tokenized_as_it_was_rendered() -> None:
         return b"[]"
 
     with pytest.raises(MalformedFrame):
-        await OF_LLAMA.read_prompt(broken, b"{}")
+        await render(broken, b"{}")
+    with pytest.raises(MalformedFrame):
+        await tokenize(broken, "x")

@@ -175,3 +175,39 @@ async def test_a_cancelled_call_is_ended(tmp_path: Path) -> None:
             await wait_until((tmp_path / "never.begun").exists, "it runs")
             tasks.cancel_scope.cancel()
         assert not is_alive(pid)
+
+
+def leave() -> None:
+    raise SystemExit(0)
+
+
+def print_in_a_process() -> int:
+    subprocess.run(["echo", "noise"], check=True)
+    os.write(1, b"noise\n")
+    return 3
+
+
+def leave_a_process_behind(file: str) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    Path(file).write_text(str(child.pid))
+    time.sleep(600)
+
+
+async def test_an_exit_of_a_function_is_no_exit_of_its_caller() -> None:
+    """It comes back as any other error."""
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        await offload(leave, limit_s=20)
+
+
+async def test_what_a_process_of_a_function_prints_is_no_answer() -> None:
+    """Its output goes to the standard error, with what the function writes itself."""
+    assert await offload(print_in_a_process, limit_s=20) == 3
+
+
+async def test_the_processes_of_a_function_end_with_it(tmp_path: Path) -> None:
+    """The limit of a reward is of real time, and ends all that it has started."""
+    file = tmp_path / "pid"
+    with pytest.raises(TimeoutError):
+        await offload(leave_a_process_behind, str(file), limit_s=1.0, purpose=Purpose.REWARDS)
+    pid = int(file.read_text())
+    await wait_until(lambda: not is_alive(pid), "it has ended")
