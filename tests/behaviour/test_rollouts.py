@@ -42,6 +42,26 @@ def unfit(transcript):
 
 def die(transcript):
     os._exit(3)
+
+def leave(transcript):
+    raise SystemExit(0)
+
+def half(transcript):
+    raise ValueError("\\ud800 half")
+
+def named(transcript):
+    return {"reward": 1, "\\ud800": 3}
+
+class Slow(float):
+    def __float__(self):
+        time.sleep(60)
+
+def lazy(transcript):
+    return Slow(3)
+
+def patient(transcript):
+    time.sleep(1.2)
+    return 1
 """
 
 
@@ -55,6 +75,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     port = find_ports(3)
     theirs = {"engine": "attached", "model": "tiny", "url": f"http://127.0.0.1:{port + 2}"}
     names = ["length", "later", "broken", "slow", "odd", "flag", "unfit", "die"]
+    names += ["leave", "half", "named", "lazy", "patient"]
     rollouts = {"rewards": [f"judges:{name}" for name in names], "reward_s": 3}
     models = {"tiny": {**model, "port": port + 1}, "theirs": theirs}
     with serving(folder, port, models, ready=False, rollouts=rollouts) as running:
@@ -176,6 +197,26 @@ def test_a_reward_comes_from_its_source(
 
 def reward(service: Service, job_id: str, **fields: object) -> httpx.Response:
     return service.http.post(f"/v1/jobs/{job_id}/rewards", json={"conversation": "c", **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "words"),
+    [("leave", None, "SystemExit"), ("half", None, "? half"), ("named", 1.0, None), ("lazy", None, "reward_s")],
+)
+def test_no_callable_harms_the_service(service: Service, name: str, reward: float | None, words: str | None) -> None:
+    """Neither by its end nor by what it returns: the rows are there, and so is the service."""
+    (row,) = post(service, job(reward={"python": f"judges:{name}"}))
+    assert row["reward"] == reward
+    assert (words or "") in (row["reward_error"] or "")
+    assert (words is None) == (row["reward_error"] is None)
+    assert service.get("/healthz")
+
+
+def test_each_callable_has_its_own_time(service: Service) -> None:
+    """Those that wait for the processes of others lose none of it."""
+    talks = [{"id": f"c{number}", "prompt": "x"} for number in range(8)]
+    found = post(service, job(conversations=talks, reward={"python": "judges:patient"}))
+    assert [row["reward"] for row in found] == [1.0] * 8
 
 
 def test_a_posted_reward_is_there_once(service: Service) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,10 @@ def test_the_rest_of_the_front_door_is_there_too(service: Service) -> None:
     assert {each["id"] for each in service.http.get(f"{base}/v1/models").json()["data"]} == {"tiny", "theirs"}
     tokens = service.http.post(f"{base}/tokenize", json={"content": "abc", "model": "gpt"})
     assert tokens.is_success, tokens.text
+    for path in (f"{base}/v1/files", f"{base}/v1/chat/completion"):
+        unknown = service.http.post(path, json={})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    assert service.http.post(f"{base}/v1/models/tiny/load").status_code == 404
     for path in (f"{base}/v1/jobs", f"{base}/v1/sessions", base, "/sessions/"):
         assert service.http.get(path).status_code == 404
     assert service.get(f"/v1/sessions/{session['id']}")["exchanges"] == 0
@@ -303,6 +308,21 @@ def test_a_reward_is_there_once_and_deletion_takes_all(service: Service) -> None
         assert shown.expires_at > session.expires_at
         client.delete_session(session.id)
         assert service.http.get(f"/v1/sessions/{session.id}").status_code == 404
+
+
+def test_a_deleted_session_ends_its_requests(service: Service) -> None:
+    """Their slots are free at once."""
+    session = opened(service)
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3500, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as other:
+        asked = other.submit(
+            service.http.post, f"/sessions/{session['id']}/v1/chat/completions", json=body, timeout=START_S
+        )
+        wait_for(lambda: service.get("/v1/workers/tiny-0")["requests"], "it is on a slot")
+        assert service.http.delete(f"/v1/sessions/{session['id']}").status_code == 204
+        wait_for(lambda: not service.get("/v1/workers/tiny-0")["requests"], "its slot is free")
+        answer = asked.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")
 
 
 def test_a_session_without_logprobs_has_none(service: Service) -> None:

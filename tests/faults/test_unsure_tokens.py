@@ -1,6 +1,7 @@
 """Engines that cannot say what their ids stand for (specification, "Recorded tokens")."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from transport.client import EngineClient
+from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.vllm import VLLM
 from transport.endpoint import Endpoint
 from transport.request import ChatRequest, Message, TokenDetail
 from workers.outcome import EngineFailed, FailureReason
 from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer
-from workers.requests.recording import record_tokens
+from workers.requests.recording import begin_record, record_tokens
 from workers.requests.tokens import Lacking
 
 STREAM = (Path(__file__).parents[1] / "data" / "recording" / "vllm.sse").read_bytes()
@@ -101,3 +103,27 @@ async def test_an_engine_that_dies_before_it_has_answered_has_not_completed_the_
         answer, ending = await record(client)
         assert isinstance(ending, EngineFailed)
         assert (ending.reason, answer.recorded) == (FailureReason.ENGINE_UNREACHABLE, [])
+
+
+@pytest.mark.parametrize(("second", "lacking"), [("[user] 12:00", ()), ("[user] 12:01", (Lacking.PROMPT,))])
+async def test_a_prompt_that_changes_meanwhile_is_not_known(second: str, lacking: tuple[Lacking, ...]) -> None:
+    """A template may show the time: what llama.cpp renders after the answer is then another prompt."""
+    whole = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1},
+        "__verbose": {"tokens": [7]},
+    }
+    told: list[object] = [{"prompt": "[user] 12:00"}, whole, {"prompt": second}]
+    told += [{"tokens": [1, 2]}] * (not lacking) + [{"content": "hi"}, {"content": ""}]
+    bodies = [json.dumps(each).encode() for each in told]
+    answers = [HEAD % (b"application/json", len(body), body) for body in bodies]
+    async with engine(answers) as vllm:
+        client = EngineClient(vllm.endpoint, LLAMA_SERVER)
+        chat = ChatRequest(model="m", messages=(Message(role="user", content="hi"),), records=TokenDetail.IDS)
+        answer = Answer(time.monotonic)
+        answer.asked = chat
+        answer.begin_generation(RepetitionLimits(), 2)
+        await begin_record(client, chat, answer)
+        await client.stream(chat, answer.generation)
+        assert await record_tokens(client, chat, answer, None) is None
+    assert answer.recorded[0].partial == lacking
