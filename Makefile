@@ -40,7 +40,8 @@ soak: compiled
 	  tests/faults/test_slow_commits.py tests/unit/transport/test_fuzzed_answers.py tests/faults/test_upgrade_kills.py \
 	  tests/faults/test_upgrade_refused.py tests/faults/test_long_run.py \
 	  tests/faults/test_decisions_over_kills.py tests/faults/test_many_models.py \
-	  tests/properties/test_simulated_node.py tests/properties/test_jobs_as_specified.py $(SOAK)
+	  tests/properties/test_simulated_node.py tests/properties/test_jobs_as_specified.py \
+	  tests/faults/test_sessions_over_kills.py $(SOAK)
 
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and llama-cpp-python and brings vLLM for the CPU, with transformers, and LiteLLM:
