@@ -317,6 +317,18 @@ def test_what_has_no_effect_or_cannot_be_is_refused(service: Service, change: Do
     assert words in faults.get(path, ""), faults
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("post_sampling_probs", True), ("prompt_logprobs", 1), ("include_reasoning", False)]
+)
+def test_parameters_that_change_what_is_recorded_are_refused(service: Service, name: str, value: object) -> None:
+    """They would make every row partial, or fail each turn."""
+    document = job()
+    document["agents"][0]["params"][name] = value
+    answer = service.http.post("/v1/jobs", json=document)
+    assert answer.status_code == 422
+    assert [each["path"] for each in answer.json()["errors"]] == [f"agents[0].params.{name}"]
+
+
 def test_a_job_without_a_record_has_no_rollouts(service: Service) -> None:
     """An empty list would hide that a word was forgotten."""
     job_id = service.post_job(job(record=None))

@@ -5,6 +5,7 @@ Source: specification, "Refused jobs".
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from typing import Final
 
 from service.conversations.document.spec import AgentSpec, JobSpec, cast_specs, is_tool_reference
 from service.conversations.job.job import SpokenBy
@@ -12,6 +13,8 @@ from service.errors import Fault
 from service.formats.faults import Checks, broken, unknown
 from workers.errors import InvalidTool
 from workers.tools.definition import ToolDefinition
+
+UNREAD: Final = ("post_sampling_probs", "prompt_logprobs", "response_fields")  # parameters of engines
 
 
 def record_faults(
@@ -62,6 +65,12 @@ def _model_faults(
         yield model in unable, path, f"{agent.model!r} cannot be recorded: {unable.get(model)}"
         answers = agent.params.get("n")
         yield answers not in (None, 1), f"{place}.params.n", "a recorded turn has one answer"
+        for name in UNREAD:
+            is_given = agent.params.get(name) not in (None, False, [])
+            yield is_given, f"{place}.params.{name}", "changes what the engine tells of tokens: leave it out"
+        is_without = agent.params.get("include_reasoning") is False
+        message = "engines withhold the tokens of thoughts that are left out"
+        yield is_without, f"{place}.params.include_reasoning", message
 
 
 @broken
