@@ -139,8 +139,12 @@ def _server() -> Iterator[PostgresServer]:
         yield server
 
 
+# A process of the server that stays: that of the question itself may have ended by then.
+CHECKPOINTER = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
+
+
 def _processes_of(server: PostgresServer) -> Sequence[psutil.Process]:
-    leader = psutil.Process(int(str(server.execute("SELECT pg_backend_pid()")[0][0]))).parent()
+    leader = psutil.Process(int(str(server.execute(CHECKPOINTER)[0][0]))).parent()
     assert leader is not None
     return [leader, *leader.children(recursive=True)]
 
