@@ -1,4 +1,7 @@
-"""A generator for SkyRL 0.3: each prompt is a conversation of a Roundhouse job (docs/how-to/train-on-conversations.md)."""
+"""A generator for SkyRL 0.3: each prompt is a conversation of a Roundhouse job.
+
+docs/how-to/train-on-conversations.md has the rest of a training run.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,7 +18,7 @@ COLUMNS = (  # SkyRL reads all of them
 )
 
 
-def output_of(rows: Sequence[RolloutRow], trajectory_ids: Any) -> GeneratorOutput:
+def output_of(rows: Sequence[RolloutRow], trajectory_ids: object) -> GeneratorOutput:
     """Return rows as SkyRL takes them: a column each.
 
     Raises:

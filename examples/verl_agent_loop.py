@@ -1,4 +1,6 @@
-"""An agent loop for verl 0.9: each sample is a conversation of a Roundhouse job (docs/how-to/train-on-conversations.md).
+"""An agent loop for verl 0.9: each sample is a conversation of a Roundhouse job.
+
+docs/how-to/train-on-conversations.md has the rest of a training run.
 
 In the file of ``actor_rollout_ref.rollout.agent.agent_loop_config_path``::
 
@@ -10,6 +12,7 @@ In the file of ``actor_rollout_ref.rollout.agent.agent_loop_config_path``::
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
@@ -50,13 +53,13 @@ def output_of(row: RolloutRow, most_prompt: int, most_response: int) -> AgentLoo
 class RoundhouseLoop(AgentLoopBase):
     """Holds a conversation for each sample."""
 
-    def __init__(self, *given: Any, url: str, job: str, agent: str, **others: Any) -> None:
+    def __init__(self, *given: object, url: str, job: str, agent: str, **others: object) -> None:
         super().__init__(*given, **others)
         self._url = url
         self._job = load_job(job)
         self._agent = agent
 
-    async def run(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
+    async def run(self, sampling_params: dict[str, Any], **sample: Sequence[Any]) -> AgentLoopOutput:
         """Return the rollout of one sample."""
         params = {name: sampling_params[name] for name in SAMPLED if name in sampling_params}
         row = await asyncio.to_thread(self._hold, list(sample["raw_prompt"]), params)

@@ -242,9 +242,8 @@ async def open_node(
             prompts = PromptHistory(
                 store, scheduler, adapters.names, partial(_constrain, live), partial(_sends_tools, live)
             )
-            versions = partial(_version_of, fleet, adapters)
-            rules, catalog = partial(_rules, live, adapters, neighbours), ToolCatalog(runners_of(tools), adapters.names)
-            door = JobDoor(store, scheduler, intake, rules, catalog)
+            versions, rules = partial(_version_of, fleet, adapters), partial(_rules, live, adapters, neighbours)
+            door = JobDoor(store, scheduler, intake, rules, catalog := ToolCatalog(runners_of(tools), adapters.names))
             unwanted = [child for child in left.children if child not in tools.adopted.values()]
             adoption = await inherit(fleet, left.fleet, unwanted) if left.fleet is not None else None
             trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)

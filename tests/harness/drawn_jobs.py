@@ -176,10 +176,7 @@ class JobDrawer:
             document["system"] = "All of you$thing talk." if row["variables"] == "given" else "All of you $5 talk."
         if row["continuation"] != "model":
             document["continuation"] = "off" if row["continuation"] == "off" else {"over_weights": True}
-        if row["record"] in ("job", "reward"):
-            document["record"] = {"tokens": True, "logprobs": True}
-        if row["record"] == "reward":
-            document["reward"] = {"agent": self.judged[0], "pattern": "[0-9]"}
+        document |= self._record()
         if row["memory"] != "all":
             document["memory"] = self._memory()
         if row["prompts"] != "none":
@@ -304,6 +301,12 @@ class JobDrawer:
         return {"content": f'{{"tool_calls": [{{"name": "add", "arguments": {{"a": 1, "b": {number}}}}}]}}'}
 
     # The rest of a job
+
+    def _record(self) -> Document:
+        kind = self.row["record"]
+        record: Document = {"record": {"tokens": True, "logprobs": True}} if kind in ("job", "reward") else {}
+        source = {"reward": {"agent": self.judged[0], "pattern": "[0-9]"}}
+        return record | (source if kind == "reward" else {})
 
     def _memory(self) -> Document:
         kind, chance = self.row["memory"], self.chance

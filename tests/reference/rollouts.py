@@ -34,22 +34,30 @@ def read_rollouts(
             faults.append(f"{name}: its rows are of {sorted(found)}, and its turns of {sorted(wanted)}")
         for row in own:
             text = text_of([each for each, mask in zip(row["completion_ids"], row["mask"], strict=True) if mask])
-            if text not in written[name, row["agent"]]:
-                faults.append(f"{name}: no engine wrote {text!r} for {row['agent']}")
-            if row["partial"] or row["rounds"][0] != row["rounds"][1]:
-                faults.append(f"{name}: a row is {row['partial']} over {row['rounds']}")
-            if (row["logprobs"] is None) == bool(recorded[row["agent"]].get("logprobs")):
-                faults.append(f"{name}: its logprobs are {row['logprobs']}")
+            has_logprobs = bool(recorded[row["agent"]].get("logprobs"))
+            faults += _row_faults(row, text, written[name, row["agent"]], has_logprobs=has_logprobs)
         for turn in spoken:
             of_turn = [row for row in own if (row["agent"], row["rounds"][0]) == (turn["agent"], turn["round"])]
             tokens = sum(sum(row["mask"]) for row in of_turn)
             if tokens != (turn["recorded"] or {}).get("tokens"):
                 faults.append(f"{name}: {turn['agent']} has {tokens} tokens in rows, not {turn['recorded']}")
-        for turn in transcript["turns"]:
-            if turn["recorded"] is not None and turn not in spoken and turn["inherited"] is None:
-                faults.append(f"{name}: {turn['agent']} {turn['round']} was recorded")
+        faults += [
+            f"{name}: {turn['agent']} {turn['round']} was recorded"
+            for turn in transcript["turns"]
+            if turn["recorded"] is not None and turn not in spoken and turn["inherited"] is None
+        ]
         faults += _reward_faults(document.get("reward"), name, transcript, own)
     return faults
+
+
+def _row_faults(row: Document, text: str, written: set[str], *, has_logprobs: bool) -> list[str]:
+    name = row["conversation"]
+    found = {
+        f"no engine wrote {text!r} for {row['agent']}": text not in written,
+        f"a row is {row['partial']} over {row['rounds']}": row["partial"] or row["rounds"][0] != row["rounds"][1],
+        f"its logprobs are {row['logprobs']}": (row["logprobs"] is None) == has_logprobs,
+    }
+    return [f"{name}: {fault}" for fault, is_so in found.items() if is_so]
 
 
 def _is_spoken(turn: Document) -> bool:

@@ -218,10 +218,10 @@ def _call_of(name: str, function: str, arguments: str) -> Document:
     return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
 
 
-def _result_of(call: str, content: Any) -> Iterator[Document]:
+def _result_of(call: str, content: str | Sequence[Mapping[str, Any]] | None) -> Iterator[Document]:
     """Yield a tool's result, and a user's message with its pictures, which no tool's message can hold."""
     text = {"type": "text", "text": "" if content is None else content}
-    blocks: list[Mapping[str, Any]] = content if isinstance(content, list) else [text]
+    blocks: Sequence[Mapping[str, Any]] = [text] if content is None or isinstance(content, str) else content
     pictures = [_image_of(block["source"]) for block in blocks if block["type"] == "image"]
     texts = [_text_in(block) for block in blocks if block["type"] != "image"]
     yield {"role": "tool", "tool_call_id": call, "content": "\n".join(texts)}
@@ -267,18 +267,22 @@ def _of_responses(fields: Mapping[str, Any]) -> Document:
             raise NoChat(f"the tool choice {choice.get('type')!r} is not supported where tokens are recorded")
         choice = {"type": "function", "function": {"name": choice["name"]}}
     chat["tool_choice"] = choice
-    chat["verbosity"] = (fields.get("text") or {}).get("verbosity")
-    wanted = (fields.get("text") or {}).get("format") or {"type": "text"}
-    if wanted["type"] == "json_schema":
-        schema = {name: value for name, value in wanted.items() if name != "type"}
-        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-    elif wanted["type"] != "text":
-        chat["response_format"] = wanted
+    _add_text(chat, fields.get("text") or {})
     reasoning = fields.get("reasoning") or {}
     if reasoning.get("summary") not in (None, "auto"):
         raise NoChat("reasoning.summary: thoughts are given as they are")
     chat["reasoning_effort"] = reasoning.get("effort")
     return chat
+
+
+def _add_text(chat: Document, text: Mapping[str, Any]) -> None:
+    chat["verbosity"] = text.get("verbosity")
+    wanted = text.get("format") or {"type": "text"}
+    if wanted["type"] == "json_schema":
+        schema = {name: value for name, value in wanted.items() if name != "type"}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif wanted["type"] != "text":
+        chat["response_format"] = wanted
 
 
 def _of_items(items: Sequence[Mapping[str, Any]]) -> list[Document]:

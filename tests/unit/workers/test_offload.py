@@ -182,13 +182,13 @@ def leave() -> None:
 
 
 def print_in_a_process() -> int:
-    subprocess.run(["echo", "noise"], check=True)
+    subprocess.run([sys.executable, "-c", "print('noise')"], check=True)
     os.write(1, b"noise\n")
     return 3
 
 
 def leave_a_process_behind(file: str) -> None:
-    child = subprocess.Popen(["sleep", "600"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(file).write_text(str(child.pid))
     time.sleep(600)
 
