@@ -20,7 +20,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from roundhouse_client import Client, RolloutRow, load_job
 from roundhouse_client.rollouts import filled_logprobs, hold_conversations
 
-SAMPLED = ("temperature", "top_p", "top_k")  # of verl's sampling parameters; the job has all others
+SAMPLED = ("temperature", "top_p", "top_k")  # the job has all other parameters
 
 
 def output_of(row: RolloutRow, most_prompt: int, most_response: int) -> AgentLoopOutput:

@@ -131,7 +131,9 @@ class Sessions:
         """Delete a session with all that it has recorded, and end its requests on this node."""
         await self._store.write(session_rows.delete, session.id)
         missing = SessionNotFound(session.id)
-        self._requests.end_session(session.id, RelayFailure(reason=missing.code, detail=str(missing)))
+        failure = RelayFailure(reason=missing.code, detail=str(missing))
+        for request in [each for each in self._requests.queue.by_job.values() if each.posted.session == session.id]:
+            self._requests.withdraw(request, failure)
 
     async def put_reward(self, session: Session, reward: Reward) -> bool:
         """Store the reward of a session, durable when this returns; return whether it is new.

@@ -128,7 +128,7 @@ class AnsweringEngine(ScriptedEngine):
         for number, _ in enumerate(pieces):
             await self._maybe_fail(number, request, writer)
             slot["next_token"] = [{"n_decoded": number + 1}]
-            await asyncio.sleep(self.options.interval)
+            await pass_time(self.options.interval)
         answer = self._answers[id(request)]
         ids = [self._world.id_of(piece) for piece in pieces]
         message = {"role": "assistant", "content": answer["content"], "reasoning_content": answer.get("reasoning")}
@@ -194,7 +194,7 @@ class JobWorld(World):
     _answered: Counter[str] = field(default_factory=Counter)
     _drawn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the answers to each question
     _life: int = 0
-    prompts: int = 0  # that were tokenized
+    prompts: int = 0  # tokenized so far
     _tokens: dict[str, int] = field(default_factory=dict)  # ids by their texts
 
     def id_of(self, piece: dict[str, Any]) -> int:

@@ -174,9 +174,8 @@ class ToolLoop:
         loop = self._answer.loops.find_loop(is_over=True)
         if loop is not None:
             return loop_failure(loop)
-        if chat.records is None:
-            return outcome
-        return await record_tokens(self._client, chat, self._answer, self._settings.version()) or outcome
+        is_recorded, version = chat.records is not None, self._settings.version
+        return (await record_tokens(self._client, chat, self._answer, version()) if is_recorded else None) or outcome
 
     async def _ask_engine(self, chat: ChatRequest, chars: int, going_on: GoingOn | None) -> Outcome:
         """Return how one generation ended; ``chars`` is the size of its prompt."""

@@ -151,11 +151,6 @@ class RelayedRequests(Work):
         if request.key.job_id in self._requests:
             self._post(events.JobCancelled(job_id=request.key.job_id))
 
-    def end_session(self, session: str, failure: RelayFailure) -> None:
-        """End the requests of a session that was deleted."""
-        for request in [each for each in self._requests.values() if each.posted.session == session]:
-            self.withdraw(request, failure)
-
     def end_waiting_for(self, models: Collection[str]) -> None:
         """End the requests that wait for models no longer served here: unlike jobs they cannot wait forever."""
         for request in [each for each in self._requests.values() if each.is_waiting and each.agent.model in models]:

@@ -190,7 +190,7 @@ def print_in_a_process() -> int:
 def leave_a_process_behind(file: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(file).write_text(str(child.pid))
-    time.sleep(600)
+    signal.pause()
 
 
 async def test_an_exit_of_a_function_is_no_exit_of_its_caller() -> None:
