@@ -25,11 +25,13 @@ from service.conversations.record.session import (
     Asked,
     Session,
     SessionExchange,
+    SessionWanted,
     chains_of_session,
     exchange_of,
     marks_in,
     prompts_of_session,
     text_of,
+    texts_of_session,
 )
 from service.errors import SessionNotFound, StoreUnavailable
 from service.node.rollouts import DELIVERED, RolloutForm, outcome_of
@@ -39,7 +41,6 @@ from service.scheduling.keeping.token_keeper import TokenKeeper
 from service.store import session_rows
 from service.store.session_rows import PackedExchange, SessionCounts, pack_exchange
 from service.store.store import Store
-from transport.request import TokenDetail
 from workers.requests.answer import Answer
 from workers.requests.tokens import Lacking
 
@@ -47,15 +48,6 @@ ID_BYTES: Final = 16
 SETTLING_S: Final = 1.0
 LOOK_S: Final = 0.02
 STATE: Final = "completed"  # in all rows: what they have has ended
-
-
-class SessionWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is to be opened."""
-
-    model: str | None
-    records: TokenDetail
-    max_staleness: int | None
-    ttl_s: float
 
 
 class Sessions:
@@ -153,8 +145,7 @@ class Sessions:
             SessionNotFound: the session was deleted meanwhile.
             StoreUnavailable: the database is in trouble.
         """
-        session = await self._store.read(session_rows.find, session_id)
-        known = await self._store.read(session_rows.known_ends, session_id)
+        session, known = await self._store.read(session_rows.find_with_ends, session_id)
         recorded = answer.recorded[-1] if answer.recorded else None
         one = await anyio.to_thread.run_sync(lambda: pack_exchange(exchange_of(known, recorded, posted)))
         self._tokens.turns += 1
@@ -177,7 +168,8 @@ class Sessions:
     async def lines(self, session: Session, form: RolloutForm, *, is_partial: bool) -> list[bytes]:
         """Return the rollouts of a session so far as JSON lines; its chains may grow while it is used."""
         await self._settle(session)
-        found = await self._store.read(session_rows.exchanges, session.id)
+        is_episode = form is RolloutForm.EPISODE
+        found = await self._store.read(session_rows.exchanges, session.id, has_messages=is_episode)
         reward = await self._store.read(session_rows.reward, session.id)
         read = partial(self._lines_of, session, found, reward or Reward(), form, is_partial=is_partial)
         lines, outcomes = await anyio.to_thread.run_sync(read)
@@ -197,12 +189,11 @@ class Sessions:
     def _lines_of(
         self, session: Session, found: Sequence[SessionExchange], reward: Reward, form: RolloutForm, *, is_partial: bool
     ) -> tuple[list[bytes], Counter[str]]:
-        chains, texts = chains_of_session(found)
         models = {each.number: each.model for each in found}
         place = RowPlace(job=session.id, conversation=CONVERSATION, state=STATE, first=1)
         outcomes: Counter[str] = Counter()
         kept = []
-        for chain in chains:
+        for chain in chains_of_session(found):
             model = models[chain.rounds[-1]]
             for row, _ in rows_of(place, [chain], {"": reward}, partial(self._version_of_all, model)):
                 numbered = replace(row, number=chain.number + 1)
@@ -214,4 +205,5 @@ class Sessions:
             return [msgspec.json.encode(row) + b"\n" for row, _ in kept], outcomes
         first = found[0].messages[0] if found and found[0].messages else {}
         origin = EpisodeOrigin(job=session.id, name="session", conversation=CONVERSATION, prompt=text_of(first))
-        return [msgspec.json.encode(episode_of(origin, kept, texts, prompts_of_session(found))) + b"\n"], outcomes
+        episode = episode_of(origin, kept, texts_of_session(found), prompts_of_session(found))
+        return [msgspec.json.encode(episode) + b"\n"], outcomes

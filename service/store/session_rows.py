@@ -3,18 +3,24 @@
 import zlib
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from service.conversations.record.rollout import Reward
-from service.conversations.record.session import KnownEnd, Posted, Session, SessionExchange
-from service.conversations.record.token_arrays import ChainEnd, pack, unpack
+from service.conversations.record.session import (
+    ExchangeHead,
+    KnownEnd,
+    Posted,
+    Session,
+    SessionExchange,
+    SessionWanted,
+)
+from service.conversations.record.token_arrays import pack, unpack
 from service.conversations.record.transcript import rfc3339
 from service.errors import RewardConflict, SessionNotFound, SessionsFull
 from service.store.databases.database import Connection, value_of
 from service.store.event_rows import to_json
-from transport.request import TokenDetail
 
 MOST_SESSIONS: Final = 100_000
 MOST_EXCHANGES: Final = 10_000  # in one session: each of them is looked at for each prompt
@@ -23,21 +29,6 @@ LEVEL: Final = 6
 _COLUMNS: Final = "id, owner, settings, created_at, expires_at"
 _decode_metrics = msgspec.json.Decoder(dict[str, float]).decode
 _decode_messages = msgspec.json.Decoder(list[dict[str, object]]).decode
-
-
-class _Settings(msgspec.Struct, frozen=True, kw_only=True):
-    model: str | None
-    records: TokenDetail
-    max_staleness: int | None
-    ttl_s: float
-
-
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    follows: int | None
-    partial: tuple[str, ...]
-    message_count: int
-    end: ChainEnd | None
-    model: str
 
 
 class SessionCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +52,8 @@ class PackedExchange(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.tokens or b"") + len(self.messages or b"")
 
 
-_decode_settings = msgspec.json.Decoder(_Settings).decode
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_settings = msgspec.json.Decoder(SessionWanted).decode
+_decode_head = msgspec.json.Decoder(ExchangeHead).decode
 
 
 def pack_exchange(exchange: SessionExchange) -> PackedExchange:
@@ -82,12 +73,7 @@ def add(connection: Connection, session: Session) -> None:
     """
     if value_of(connection, "SELECT count(*) FROM sessions") >= MOST_SESSIONS:
         raise SessionsFull(f"there are {MOST_SESSIONS} sessions already")
-    settings = {
-        "model": session.model,
-        "records": session.records,
-        "max_staleness": session.max_staleness,
-        "ttl_s": session.ttl_s,
-    }
+    settings = _fields_of(SessionWanted, session)
     connection.execute(
         f"INSERT INTO sessions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)",  # noqa: S608 - names of ours
         (session.id, session.owner, to_json(settings), rfc3339(session.created_at), rfc3339(session.expires_at)),
@@ -129,17 +115,22 @@ def find(connection: Connection, session_id: str) -> Session:
     row = connection.execute(sql, (session_id,)).fetchone()
     if row is None:
         raise SessionNotFound(session_id)
-    settings = _decode_settings(row[2])
     return Session(
         id=row[0],
         owner=row[1],
         created_at=datetime.fromisoformat(row[3]),
         expires_at=datetime.fromisoformat(row[4]),
-        model=settings.model,
-        records=settings.records,
-        max_staleness=settings.max_staleness,
-        ttl_s=settings.ttl_s,
+        **_fields_of(SessionWanted, _decode_settings(row[2])),
     )
+
+
+def find_with_ends(connection: Connection, session_id: str) -> tuple[Session, list[KnownEnd]]:
+    """Return a session and the places from which a prompt may go on.
+
+    Raises:
+        SessionNotFound: there is none.
+    """
+    return find(connection, session_id), known_ends(connection, session_id)
 
 
 def touch(connection: Connection, session: Session) -> None:
@@ -212,13 +203,7 @@ def add_exchange(connection: Connection, session: Session, packed: PackedExchang
         make_certain(connection, session.id, exchange.follows)
     repeat(connection, session.id, marks)
     last = value_of(connection, "SELECT max(number) FROM exchanges WHERE session_id = ?", (session.id,))
-    head = {
-        "follows": exchange.follows,
-        "partial": exchange.partial,
-        "message_count": exchange.message_count,
-        "end": exchange.end,
-        "model": exchange.model,
-    }
+    head = _fields_of(ExchangeHead, exchange)
     number, now = int(last or 0) + 1, rfc3339(datetime.now(UTC))
     connection.execute(
         "INSERT INTO exchanges (session_id, number, at, is_certain, mark, head, tokens, messages)"
@@ -228,27 +213,29 @@ def add_exchange(connection: Connection, session: Session, packed: PackedExchang
     return number
 
 
-def exchanges(connection: Connection, session_id: str) -> list[SessionExchange]:
-    """List the exchanges of a session in their order."""
-    found = []
-    sql = "SELECT number, is_certain, mark, head, tokens, messages FROM exchanges WHERE session_id = ? ORDER BY number"
-    for number, is_certain, mark, encoded, tokens, messages in connection.execute(sql, (session_id,)):
-        head = _decode_head(encoded)
-        found.append(
-            SessionExchange(
-                number=number,
-                is_certain=bool(is_certain),
-                mark=mark,
-                follows=head.follows,
-                partial=head.partial,
-                message_count=head.message_count,
-                end=head.end,
-                model=head.model,
-                tokens=None if tokens is None else unpack(bytes(tokens))[0],
-                messages=_unpack_messages(messages),
-            )
+def exchanges(connection: Connection, session_id: str, *, has_messages: bool = True) -> list[SessionExchange]:
+    """List the exchanges of a session in their order, with their messages or without."""
+    messages = "messages" if has_messages else "NULL"
+    rows = connection.execute(
+        f"SELECT number, is_certain, mark, head, tokens, {messages} FROM exchanges"  # noqa: S608 - names of ours
+        " WHERE session_id = ? ORDER BY number",
+        (session_id,),
+    )
+    return [
+        SessionExchange(
+            number=number,
+            is_certain=bool(is_certain),
+            mark=mark,
+            tokens=None if tokens is None else unpack(bytes(tokens))[0],
+            messages=_unpack_messages(packed),
+            **_fields_of(ExchangeHead, _decode_head(head)),
         )
-    return found
+        for number, is_certain, mark, head, tokens, packed in rows
+    ]
+
+
+def _fields_of(kind: type[msgspec.Struct], value: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in kind.__struct_fields__}
 
 
 def _unpack_messages(packed: bytes | None) -> Sequence[Posted]:

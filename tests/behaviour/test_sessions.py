@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -179,6 +180,20 @@ def _message(url: str, is_streamed: bool) -> tuple[str, str]:
         texts.append(whole.content[0].text)
         messages += [{"role": "assistant", "content": whole.content}, {"role": "user", "content": "Go on."}]
     return texts[0], texts[1]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_connection_that_ends_with_the_answer_has_taken_it(service: Service, fields: Document) -> None:
+    """A proxy may ask for a connection for each request: its last answer is certain like any other."""
+    session = opened(service)
+    body = {"messages": [{"role": "user", "content": "Say one"}], **PARAMS, **fields}
+    url = f"{session['url']}/chat/completions"
+    answer = httpx.post(url, json=body, headers={"Connection": "close"}, timeout=START_S)
+    assert answer.is_success
+    assert answer.headers.get("connection", "close") == "close"
+    shown = service.get(f"/v1/sessions/{session['id']}")
+    assert (shown["exchanges"], shown["uncertain"]) == (1, 0)
+    assert len(rows(service, session)) == 1
 
 
 def test_branches_share_what_was_written_only_once(service: Service) -> None:

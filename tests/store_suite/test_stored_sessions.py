@@ -59,7 +59,7 @@ async def exchanges(store: Store) -> list[SessionExchange]:
 
 
 async def chains(store: Store) -> list[tuple[list[int], list[int], list[int]]]:
-    found, _ = chains_of_session(await exchanges(store))
+    found = chains_of_session(await store.read(session_rows.exchanges, S, has_messages=False))
     return [(chain.prompt, chain.completion, chain.mask) for chain in found]
 
 

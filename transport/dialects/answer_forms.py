@@ -4,20 +4,18 @@ Sources: OpenAI's and Anthropic's API references; the clients of both, ``openai`
 read these forms with.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from transport.dialects.frame_parts import MESSAGES_PATH, RESPONSES_PATH
-from transport.dialects.openai import CHAT_PATH
+from transport.dialects.openai import CHAT_PATH, call_document
 from transport.errors import UNDECODABLE
 from transport.events import Usage
 from transport.request import ToolCall
 
 Document = dict[str, Any]
-CUT_OFF: Final = "length"
-CALLS: Final = "tool_calls"
 # Kinds of deltas by kinds of blocks, and the fields that hold their words.
 DELTAS: Final = {
     "text": ("text_delta", "text"),
@@ -30,10 +28,12 @@ DONE: Final = b"data: [DONE]\n\n"
 class WholeWords(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a whole answer; ``name`` makes its ids, ``created`` is its time in Unix seconds.
 
-    ``stop_word`` is the stop word that ended it. ``has_usage`` says whether the stream of a chat ends with its usage.
+    ``asked`` are the fields of its chat. ``stop_word`` is the stop word that ended it. It may be ``is_cut`` off at its
+    bound, or ``is_filtered``: ended by a filter of the engine's.
     """
 
     name: str
+    asked: Mapping[str, Any]
     created: int
     model: str
     text: str
@@ -42,8 +42,9 @@ class WholeWords(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_word: str | None
     usage: Usage
+    is_cut: bool = False
+    is_filtered: bool = False
     is_refusal: bool = False
-    has_usage: bool = False
 
 
 def write_document(path: str, words: WholeWords) -> Document:
@@ -87,10 +88,7 @@ def _chat_extras(words: WholeWords) -> Document:
     if words.reasoning:  # vLLM calls it by the one name, llama.cpp by the other
         extras |= {"reasoning": words.reasoning, "reasoning_content": words.reasoning}
     if words.calls:
-        extras["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in words.calls
-        ]
+        extras["tool_calls"] = [call_document(call) for call in words.calls]
     return extras
 
 
@@ -117,7 +115,7 @@ def _chunks(words: WholeWords) -> Iterator[Document]:
     delta = {"role": "assistant", "content": words.text, **extras}
     yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": words.finish_reason}]}
-    if words.has_usage:
+    if (words.asked.get("stream_options") or {}).get("include_usage"):
         yield {**head, "choices": [], "usage": _chat_usage(words.usage)}
 
 
@@ -138,12 +136,12 @@ def _message(words: WholeWords) -> Document:
 
 def _stop_of(words: WholeWords) -> Document:
     reason, is_word = "end_turn", words.stop_word is not None and not words.calls
-    if words.finish_reason == CUT_OFF:
+    if words.is_cut:
         reason, is_word = "max_tokens", False
+    elif words.is_refusal or words.is_filtered:
+        reason, is_word = "refusal", False
     elif words.calls:
         reason = "tool_use"
-    elif words.is_refusal:
-        reason = "refusal"
     elif is_word:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": words.stop_word if is_word else None}
@@ -201,11 +199,11 @@ def _input_of(arguments: str) -> object:
 
 
 def _response(words: WholeWords) -> Document:
-    is_cut = words.finish_reason == CUT_OFF
+    why = "max_output_tokens" if words.is_cut else "content_filter" if words.is_filtered else None
     return {
         **_response_head(words),
-        "status": "incomplete" if is_cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "status": "completed" if why is None else "incomplete",
+        "incomplete_details": None if why is None else {"reason": why},
         "output": _items(words),
         "usage": {
             "input_tokens": words.usage.prompt_tokens,
@@ -218,6 +216,8 @@ def _response(words: WholeWords) -> Document:
 
 
 def _response_head(words: WholeWords) -> Document:
+    choice = words.asked.get("tool_choice", "auto")
+    functions = [tool["function"] for tool in words.asked.get("tools") or ()]
     return {
         "id": f"resp_{words.name}",
         "object": "response",
@@ -227,9 +227,9 @@ def _response_head(words: WholeWords) -> Document:
         "error": None,
         "incomplete_details": None,
         "output": [],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
+        "parallel_tool_calls": words.asked.get("parallel_tool_calls", True),
+        "tool_choice": {"type": "function", **choice["function"]} if isinstance(choice, dict) else choice,
+        "tools": [{"type": "function", **function} for function in functions],
     }
 
 
@@ -255,7 +255,7 @@ def _items(words: WholeWords) -> list[Document]:
         }
         for number, call in enumerate(words.calls)
     ]
-    if words.finish_reason == CUT_OFF and "status" in items[-1]:
+    if (words.is_cut or words.is_filtered) and "status" in items[-1]:
         items[-1]["status"] = "incomplete"
     return items
 

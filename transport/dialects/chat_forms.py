@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from transport.dialects.frame_parts import MESSAGES_PATH, RESPONSES_PATH
-from transport.dialects.openai import CHAT_PATH
+from transport.dialects.openai import CHAT_PATH, call_document
+from transport.request import ToolCall
 
 Document = dict[str, Any]
 BILLING: Final = "x-anthropic-billing-header"  # Claude Code's; its hash changes with each request
@@ -148,9 +149,13 @@ def _add_thinking(chat: Document, thinking: Mapping[str, Any] | None) -> None:
         chat |= {"thinking_token_budget": budget, "thinking_budget_tokens": budget}
     elif thinking["type"] == "disabled":
         chat["chat_template_kwargs"] = {"enable_thinking": False, **(chat.get("chat_template_kwargs") or {})}
+    elif thinking["type"] != "adaptive":  # the model decides, as it does without a word
+        raise NoChat(f"thinking of the type {thinking['type']!r} is not supported where tokens are recorded")
 
 
 def _add_output(chat: Document, config: Mapping[str, Any], output_format: Mapping[str, Any] | None) -> None:
+    if config.keys() - {"format", "effort"}:
+        raise NoChat("output_config: only format and effort are supported where tokens are recorded")
     wanted = config.get("format") or output_format
     if wanted:
         schema = {"name": "answer", "schema": wanted["schema"]}
@@ -194,7 +199,8 @@ def _of_message(message: Mapping[str, Any]) -> Iterator[Document]:
         elif kind == "thinking":
             thoughts.append(_text_of(block, "thinking"))
         elif kind == "tool_use":
-            calls.append(_call_of(block["id"], block["name"], json.dumps(block.get("input") or {}, ensure_ascii=False)))
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            calls.append(call_document(ToolCall(id=block["id"], name=block["name"], arguments=arguments)))
         elif kind == "tool_result":
             yield from _result_of(block["tool_use_id"], block.get("content"))
         else:
@@ -212,10 +218,6 @@ def _message_of(role: str, parts: Sequence[Document], calls: Sequence[Document],
     if thoughts:
         message["reasoning_content"] = thoughts
     return message
-
-
-def _call_of(name: str, function: str, arguments: str) -> Document:
-    return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
 
 
 def _result_of(call: str, content: str | Sequence[Mapping[str, Any]] | None) -> Iterator[Document]:
@@ -238,7 +240,10 @@ def _image_of(source: Mapping[str, Any]) -> Document:
 def _tool_of(tool: Mapping[str, Any]) -> Document:
     if tool.get("type") not in (None, "custom"):
         raise NoChat(f"the tool type {tool['type']!r} is not supported where tokens are recorded")
+    if tool.get("defer_loading"):
+        raise NoChat("defer_loading is not supported where tokens are recorded")
     function = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
+    function["strict"] = tool.get("strict")
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
@@ -310,8 +315,8 @@ def _of_items(items: Sequence[Mapping[str, Any]]) -> list[Document]:
             messages.append(_message_of("system" if role == "developer" else role, parts, [], thoughts))
             thoughts, is_open = "", role == "assistant"
         if kind == "function_call":
-            call = _call_of(item["call_id"], item["name"], item["arguments"])
-            messages[-1].setdefault("tool_calls", []).append(call)
+            call = ToolCall(id=item["call_id"], name=item["name"], arguments=item["arguments"])
+            messages[-1].setdefault("tool_calls", []).append(call_document(call))
     if thoughts:
         raise NoChat("a reasoning item stands before the answer that it belongs to")
     return messages

@@ -29,7 +29,7 @@ from transport.events import (
     ToolCallDelta,
     Usage,
 )
-from transport.request import BegunAnswer, ChatRequest, Constraint, Message, Thought
+from transport.request import BegunAnswer, ChatRequest, Constraint, Message, Thought, ToolCall
 from transport.sse import MOST_OBJECTS
 
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -262,14 +262,16 @@ def ask_to_go_on(body: dict[str, object], begun: BegunAnswer) -> None:
     body |= GO_ON
 
 
+def call_document(call: ToolCall) -> dict[str, object]:
+    """Return a call as chats have it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
 def message_document(message: Message) -> dict[str, object]:
     """Return a message as it is sent to an engine."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.calls:
-        fields["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.calls
-        ]
+        fields["tool_calls"] = [call_document(call) for call in message.calls]
     if message.call_id is not None:
         fields["tool_call_id"] = message.call_id
     return fields

@@ -254,8 +254,9 @@ class _Helper:
 
     async def end(self) -> None:
         with anyio.CancelScope(shield=True):
-            with suppress(ProcessLookupError):  # with the processes that a function has started
-                os.killpg(self._process.pid, signal.SIGKILL)
+            if self.is_alive:  # else the number of its group may be another's by now
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)  # with the processes that a function has started
             await self._process.aclose()
 
 

@@ -134,8 +134,11 @@ class _Asking:
         )
         if failed is not None:
             return _failure_of(failed, settings, request, is_passed=False)
-        whole = Completed(finish_reason=answer.generation.finish_reason or "unknown")
-        return await record_tokens(client, chat, answer, settings.version()) or whole
+        reason = answer.generation.finish_reason
+        if reason is None:  # all engines that tell tokens give one
+            detail = "the answer ended before the engine had finished"
+            return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=detail)
+        return await record_tokens(client, chat, answer, settings.version()) or Completed(finish_reason=reason)
 
     async def go_on(self) -> Outcome:
         """Go on with half an answer; if the engine cannot, let it write all of it again, and pass on the rest."""

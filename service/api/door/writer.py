@@ -50,9 +50,14 @@ class BodyWriter:
         return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"
 
     @property
-    def is_gone(self) -> bool:
-        """Whether the client has left."""
+    def is_lost(self) -> bool:
+        """Whether the connection has ended, or is about to, before the answer is complete."""
         return self._cycle.disconnected or self._cycle.transport.is_closing()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the connection has taken all of the answer."""
+        return self._cycle.response_complete
 
     def on_gone(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` when the client leaves before its answer is complete; at once if it has left."""

@@ -100,14 +100,15 @@ class RelayedAnswer:
         scope[WRITER].request = self._request
         self._request.headers = scope["headers"]
         try:
-            await self._answer(scope, receive, send)
-            if self._recorder is not None and not scope[WRITER].is_gone:
+            was_lost = await self._answer(scope, receive, send)
+            if self._recorder is not None and scope[WRITER].is_whole and not was_lost:
                 await self._recorder.note_delivered(self._request)
         finally:
             scope[WRITER].forget_gone()
             self._withdraw(self._request, None)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer; return whether the connection of a stream was lost before its end."""
         request, writer = self._request, scope[WRITER]
         is_resumed = request.has_headers and request.asked.has_begun
         has_started = await self._wait(send, writer)
@@ -115,7 +116,7 @@ class RelayedAnswer:
             await self._recorder.record(request)
         if not has_started and not request.asked.has_begun:
             await self._whole()(scope, receive, send)
-            return
+            return False
         if has_started and not is_resumed:
             self._tell_worker(writer)
         elif not has_started:
@@ -128,7 +129,9 @@ class RelayedAnswer:
         error = self._last_error()
         if error is not None:
             writer.write_nowait(error.event(self._path))
+        was_lost: bool = writer.is_lost  # the end may be "sent" to it all the same
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return was_lost
 
     async def _passes_on(self) -> bool:
         """Return True at the end of the answer, or False once its engine has broken off."""

@@ -189,7 +189,8 @@ class Relays:
         Raises:
             BodyMalformed: it cannot be one, or the model's engine does not tell tokens.
         """
-        if (why := unable_to_record(self.node.live.config.models[model])) is not None:
+        config = self.node.live.config.models.get(model)
+        if config is not None and (why := unable_to_record(config)) is not None:
             raise BodyMalformed(f"{name} cannot be recorded: {why}")
         return await anyio.to_thread.run_sync(read_as_chat, body, path, name)
 

@@ -4,6 +4,7 @@ An answer is durable before its client hears the last byte of it.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,7 @@ from transport.dialects.answer_forms import WholeWords, write_document, write_st
 from transport.dialects.chat_forms import FORMS, NoChat, chat_of
 from transport.errors import UNDECODABLE
 from transport.relay import JSON
-from workers.requests.answer import Answer
+from workers.requests.answer import Answer, Finish
 from workers.tools.call_parser import join_fragments
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -26,7 +27,7 @@ OK: Final = 200
 
 def rename_model(body: bytes, name: str) -> bytes:
     """Return a body with another model's name."""
-    return msgspec.json.encode({**msgspec.json.decode(body), "model": name})
+    return msgspec.json.encode({**msgspec.json.decode(body, type=dict[str, msgspec.Raw]), "model": name})
 
 
 def read_as_chat(body: bytes, path: str, name: str) -> bytes:
@@ -58,14 +59,14 @@ class SessionRecorder:
         """Store a complete answer; the request fails if that is impossible."""
         posted, answer = request.posted, request.attempt.answer
         fields: dict[str, Any] = msgspec.json.decode(posted.body)
-        words = _words_of(request, answer, has_usage=bool((fields.get("stream_options") or {}).get("include_usage")))
+        words = _words_of(request, answer, fields)
         try:
             assert posted.session is not None  # noqa: S101 - else there is no recorder
             asked = Asked(model=posted.name, prompt=fields["messages"], answer=_message_of(words), mode=request.mode)
             self._number = await self._sessions.add(posted.session, asked, answer)
         except ServiceError as error:
             after_s = AGAIN_S if isinstance(error, StoreUnavailable) else None
-            request.failure = RelayFailure(reason=error.code, detail=str(error), after_s=after_s)
+            request.lose_answer(RelayFailure(reason=error.code, detail=str(error), after_s=after_s))
             return
         if posted.is_streamed:
             request.asked.pass_frames(EVENT_STREAM, write_stream(posted.path, words))
@@ -78,20 +79,23 @@ class SessionRecorder:
             await self._sessions.note_delivered(request.posted.session, self._number)
 
 
-def _words_of(request: RelayedRequest, answer: Answer, *, has_usage: bool) -> WholeWords:
-    generation, cost = answer.generation, answer.told_cost
+def _words_of(request: RelayedRequest, answer: Answer, asked: Mapping[str, Any]) -> WholeWords:
+    generation = answer.generation
+    assert generation.finish_reason is not None  # noqa: S101 - else the answer has failed
     return WholeWords(
+        asked=asked,
         name=request.key.job_id.removeprefix("request-"),
         created=int(time.time()),
         model=request.posted.name,
         text=generation.text,
         reasoning=generation.reasoning,
         calls=join_fragments(generation.tool_call_fragments),
-        finish_reason=generation.finish_reason or "stop",
+        finish_reason=generation.finish_reason,
         stop_word=None if generation.tokens is None else generation.tokens.stop_word,
-        usage=cost,
+        usage=answer.told_cost,
+        is_cut=answer.finish is Finish.CUT_OFF,
+        is_filtered=answer.finish is Finish.FILTERED,
         is_refusal=generation.is_refusal,
-        has_usage=has_usage,
     )
 
 

@@ -17,11 +17,11 @@ from service.conversations.document.job_faults import JobRules
 from service.conversations.document.limits import Limits
 from service.conversations.document.spec import Name, RecordSpec
 from service.conversations.record.rollout import Reward
-from service.conversations.record.session import AGENT, CONVERSATION, Session
+from service.conversations.record.session import AGENT, CONVERSATION, Session, SessionWanted
 from service.errors import Fault, RewardInvalid, SessionInvalid
 from service.formats.faults import StrictModel, faults_of, unknown
 from service.node.rollouts import RolloutForm
-from service.node.sessions import Sessions, SessionWanted
+from service.node.sessions import Sessions
 from service.store.session_rows import SessionCounts
 from transport.request import TokenDetail
 

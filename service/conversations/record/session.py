@@ -29,18 +29,23 @@ MARK_BYTES: Final = 12
 Posted = Mapping[str, Any]  # a message of a chat as its client has sent it
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as it was posted; ``model`` answers all of its requests, None the one that each names.
+class SessionWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is to be opened; ``model`` answers all of its requests, None the one that each names.
 
-    It is deleted ``ttl_s`` seconds after its last use. ``owner`` is the name of its key.
+    It is deleted ``ttl_s`` seconds after its last use.
     """
 
-    id: str
-    owner: str | None
     model: str | None
     records: TokenDetail
     max_staleness: int | None
     ttl_s: float
+
+
+class Session(SessionWanted, frozen=True, kw_only=True):
+    """An open session; ``owner`` is the name of its key."""
+
+    id: str
+    owner: str | None
     created_at: datetime
     expires_at: datetime
 
@@ -62,23 +67,31 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
 
 
-class SessionExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One request and its answer; its prompt goes on from exchange ``follows``, None from none.
+class ExchangeHead(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange without its tokens and messages; its prompt goes on from exchange ``follows``, None from none.
+
+    ``message_count`` counts all messages of its chat, the answer included. ``end`` is None where no prompt can go on
+    from it.
+    """
+
+    follows: int | None
+    partial: tuple[str, ...]
+    message_count: int
+    end: ChainEnd | None
+    model: str
+
+
+class SessionExchange(ExchangeHead, frozen=True, kw_only=True):
+    """One request and its answer, which ``mark`` names.
 
     ``tokens`` lacks the ids that the exchange before has, ``messages`` its messages; the answer is the last of them.
-    ``message_count`` counts those before, too. Without ``is_certain`` its client may not have the answer. ``end`` is
-    None where no prompt can go on from it. ``mark`` names the answer.
+    Without ``is_certain`` its client may not have the answer.
     """
 
     number: int = 0
-    follows: int | None
     tokens: RecordedMessage | None
-    partial: tuple[str, ...]
     messages: Sequence[Posted]
-    message_count: int
-    end: ChainEnd | None
     mark: str
-    model: str
     is_certain: bool = False
 
 
@@ -132,8 +145,8 @@ def text_of(message: Posted) -> str:
     return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
 
-def chains_of_session(exchanges: Sequence[SessionExchange]) -> tuple[list[Chain], dict[tuple[str, int], str]]:
-    """Return the chains of a session's exchanges, and the texts of answers by agent and number of the exchange.
+def chains_of_session(exchanges: Sequence[SessionExchange]) -> list[Chain]:
+    """Return the chains of a session's exchanges.
 
     An exchange whose delivery is uncertain is left out: a later one that goes on from it would have made it certain.
     """
@@ -157,7 +170,12 @@ def chains_of_session(exchanges: Sequence[SessionExchange]) -> tuple[list[Chain]
         chain.add(tokens, each.number)
         if chain.is_open:
             ends[each.number] = chain
-    return chains, {(AGENT, each.number): text_of(each.messages[-1]) for each in exchanges}
+    return chains
+
+
+def texts_of_session(exchanges: Sequence[SessionExchange]) -> dict[tuple[str, int], str]:
+    """Return the texts of answers, by agent and number of the exchange."""
+    return {(AGENT, each.number): text_of(each.messages[-1]) for each in exchanges}
 
 
 def _successors(exchanges: Sequence[SessionExchange]) -> dict[int, int]:

@@ -191,6 +191,10 @@ class RelayedRequest(OnSlot):
         self.failure, self.is_over = failure, True
         self.changed.notify()
 
+    def lose_answer(self, failure: RelayFailure) -> None:
+        """Let a request fail whose complete answer could not be stored."""
+        self.failure = failure
+
     # On a slot
 
     @property

@@ -18,6 +18,7 @@ THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 WORDS = WholeWords(
     name="1",
+    asked={},
     created=7,
     model="m",
     text="Let me see.",
@@ -106,6 +107,11 @@ def test_messages_become_a_chat() -> None:
             {"tool_choice": {"type": "tool", "name": "f"}},
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         ),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        (
+            {"tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}]},
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}]},
+        ),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
@@ -188,6 +194,9 @@ def test_items_of_responses_become_messages() -> None:
         (MESSAGES_PATH, {"messages": [X]}),
         (MESSAGES_PATH, {"messages": [X], "max_tokens": 3, "system": 5}),
         (MESSAGES_PATH, {"messages": [X], "max_tokens": 3, "system": [{"type": "text", "text": None}]}),
+        (MESSAGES_PATH, {"messages": [X], "max_tokens": 3, "thinking": {"type": "other"}}),
+        (MESSAGES_PATH, {"messages": [X], "max_tokens": 3, "output_config": {"budget": 3}}),
+        (MESSAGES_PATH, {"messages": [X], "max_tokens": 3, "tools": [{"name": "f", "defer_loading": True}]}),
         (RESPONSES_PATH, {"input": {}}),
         (RESPONSES_PATH, {"input": [{"role": "user", "content": [{"type": "input_text", "text": None}]}]}),
         (RESPONSES_PATH, {"input": "x", "include": ["message.output_text.logprobs"]}),
@@ -229,7 +238,8 @@ def test_a_stream_says_the_same_as_the_whole_answer(path: str) -> None:
         ({}, "tool_use", None),
         ({"calls": (), "finish_reason": "stop"}, "end_turn", None),
         ({"calls": (), "finish_reason": "stop", "stop_word": "END"}, "stop_sequence", "END"),
-        ({"finish_reason": "length"}, "max_tokens", None),
+        ({"finish_reason": "length", "is_cut": True}, "max_tokens", None),
+        ({"finish_reason": "content_filter", "is_filtered": True}, "refusal", None),
         ({"calls": (), "finish_reason": "stop", "is_refusal": True}, "refusal", None),
     ],
 )
@@ -239,8 +249,41 @@ def test_a_message_says_why_it_stopped(change: dict[str, Any], reason: str, word
     assert (document["stop_reason"], document["stop_sequence"]) == (reason, word)
 
 
+@pytest.mark.parametrize(
+    ("change", "status", "why"),
+    [
+        ({}, "completed", None),
+        ({"is_cut": True}, "incomplete", {"reason": "max_output_tokens"}),
+        ({"is_filtered": True}, "incomplete", {"reason": "content_filter"}),
+    ],
+)
+def test_a_response_says_whether_it_is_complete(change: dict[str, Any], status: str, why: object) -> None:
+    """So does its last item."""
+    document = write_document(RESPONSES_PATH, replace(WORDS, **change))
+    assert (document["status"], document["incomplete_details"], document["output"][-1]["status"]) == (
+        status,
+        why,
+        status,
+    )
+
+
+def test_a_response_has_the_tools_that_it_was_asked_with() -> None:
+    """In the form of Responses, not of the chat that the engine got."""
+    function = {"name": "add", "parameters": SCHEMA}
+    body = {
+        "input": "x",
+        "tools": [{"type": "function", **function}],
+        "tool_choice": {"type": "function", "name": "add"},
+        "parallel_tool_calls": False,
+    }
+    document = write_document(RESPONSES_PATH, replace(WORDS, asked=chat_of(RESPONSES_PATH, body)))
+    assert {name: document[name] for name in body.keys() & document.keys()} == {
+        name: value for name, value in body.items() if name != "input"
+    }
+
+
 def test_a_call_that_was_cut_off_is_no_object() -> None:
     """A whole message has an empty input then; a stream has the letters as they came."""
-    cut = replace(WORDS, calls=(ToolCall(id="c", name="f", arguments='{"a": '),), finish_reason="length")
+    cut = replace(WORDS, calls=(ToolCall(id="c", name="f", arguments='{"a": '),), finish_reason="length", is_cut=True)
     assert write_document(MESSAGES_PATH, cut)["content"][-1]["input"] == {}
     assert '{\\"a\\": ' in write_stream(MESSAGES_PATH, cut).decode()

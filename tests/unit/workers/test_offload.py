@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
@@ -202,6 +203,19 @@ async def test_an_exit_of_a_function_is_no_exit_of_its_caller() -> None:
 async def test_what_a_process_of_a_function_prints_is_no_answer() -> None:
     """Its output goes to the standard error, with what the function writes itself."""
     assert await offload(print_in_a_process, limit_s=20) == 3
+
+
+async def test_the_number_of_a_process_that_has_ended_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process group may have it by then, and is left alone."""
+    killed: list[int] = []
+    async with offloading():
+        pid = await offload(os.getpid, limit_s=20)
+        os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: not psutil.pid_exists(pid), "it is waited for")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", lambda group, _signal: killed.append(group))
+            assert await offload(os.getpid, limit_s=20) != pid
+    assert killed == []
 
 
 async def test_the_processes_of_a_function_end_with_it(tmp_path: Path) -> None:
