@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from roundhouse_client import Client
+from tests.engines.adapters import write_gguf_adapter
 from tests.harness.service import Document, Service, serving
 from tests.harness.waiting import wait_for
 
@@ -371,3 +372,30 @@ def test_a_session_outlives_the_service_and_its_key_alone_has_it(
         assert service.http.post(f"/sessions/{session['id']}/v1/chat/completions", json=body).status_code == 404
         assert service.http.get(f"/sessions/{session['id']}/v1/models").status_code == 404
         assert service.http.delete(f"/v1/sessions/{session['id']}").status_code == 404
+
+
+@pytest.mark.system
+def test_a_session_of_an_adapter_has_the_rows_of_a_job_with_it(
+    tiny_model: Path, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Its model's name in requests does not matter, and each adapter writes other tokens."""
+    adapters = {name: str(write_gguf_adapter(tmp_path / f"{name}.gguf", seed)) for seed, name in enumerate(("x", "y"))}
+    port = free_ports(2)
+    model = {"engine": "embedded", "model": str(tiny_model), "port": port + 1, "context": 4096, "args": {"threads": 1}}
+    model |= {"adapters": adapters, "bios": {"template": "$context"}}
+    written = []
+    with serving(tmp_path, port, {"tiny": model}, limit_s=START_S) as service:
+        for name in ("tiny", "x", "y"):
+            agent = {"id": "a", "model": name, "params": PARAMS}
+            record = {"tokens": True, "logprobs": True}
+            talks = [{"id": "c", "prompt": "Say one"}]
+            job_id = service.post_job({"agents": [agent], "conversations": talks, "record": record})
+            service.wait_ended(job_id)
+            answer = service.http.get(f"/v1/jobs/{job_id}/rollouts", params={"partial": True})
+            prompt = service.get(f"/v1/jobs/{job_id}/conversations/c/turns/a/0/prompt")["attempts"][0]
+            session = opened(service, model=name)
+            ask(service, session, prompt["messages"], model="gpt")
+            (row,), (wanted,) = rows(service, session), [json.loads(line) for line in answer.text.splitlines()]
+            assert {part: row[part] for part in ARRAYS} == {part: wanted[part] for part in ARRAYS}
+            written.append(tuple(row["completion_ids"]))
+    assert len(set(written)) == 3
