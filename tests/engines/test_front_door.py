@@ -153,39 +153,56 @@ def told_by(service: Service, form: str, most: int = LONG) -> Iterator[str]:
 
 
 KILLED_AT = 2  # pieces
+TRIES = 6
 SETTLED_S = 3.0  # usage is written once a second
 END = "\0"  # before a whole text, as its client put it together
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_stock_client_hears_of_no_killed_engine(service: Service, form: str) -> None:
-    """Its stream goes on: each word comes once, in one block, and the account is that of one answer."""
+def spent_by(service: Service) -> tuple[int, int]:
+    """Return the tokens and the attempts of all answers so far."""
+    rows = service.get("/v1/usage")["usage"]
+    return sum(row["answer_tokens"] for row in rows), sum(row["attempts"] for row in rows)
 
-    def spent() -> tuple[int, int]:
-        rows = service.get("/v1/usage")["usage"]
-        return sum(row["answer_tokens"] for row in rows), sum(row["attempts"] for row in rows)
 
-    wait_for(lambda: service.http.get("/readyz").is_success, "the engine is ready", START_S)
-    seen = [(time.monotonic(), spent())]
-
-    def is_settled() -> bool:
-        if seen[-1][1] != spent():
-            seen.append((time.monotonic(), spent()))
-        return time.monotonic() - seen[-1][0] > SETTLED_S
-
-    wait_for(is_settled, "the usage of earlier tests is counted")
-    tokens, attempts = seen[-1][1]
-    assert list(told_by(service, form, 4)), "its client is prepared, and reads as fast as the engine writes"
-    wait_for(lambda: spent() == (tokens + 4, attempts + 1), "the first answer counts")
-    pieces: list[str] = []
+def attempts_beside_a_kill(service: Service, form: str) -> int:
+    """Kill the engine when its answer has begun; check that each word comes once; return how many attempts it took."""
+    tokens, attempts = spent_by(service)
     (engine,) = engines_of(service)
+    pieces: list[str] = []
     for piece in told_by(service, form):
         pieces.append(piece)
         if len(pieces) == KILLED_AT:
             os.kill(engine.pid, signal.SIGKILL)
     text, _, whole = "".join(pieces).partition(END)
     assert whole in ("", text)
-    wait_for(lambda: spent() == (tokens + 4 + LONG, attempts + 3), "each token counts once")
+    wait_for(lambda: spent_by(service)[0] == tokens + LONG, "each token counts once")
+    wait_for(lambda: engine.pid != service.get("/v1/workers")["workers"][0]["pid"], "its death is noticed")
+    return spent_by(service)[1] - attempts
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stock_client_hears_of_no_killed_engine(service: Service, form: str) -> None:
+    """Its stream goes on: each word comes once, in one block, and the account is that of one answer."""
+    wait_for(lambda: service.http.get("/readyz").is_success, "the engine is ready", START_S)
+    seen = [(time.monotonic(), spent_by(service))]
+
+    def is_settled() -> bool:
+        if seen[-1][1] != spent_by(service):
+            seen.append((time.monotonic(), spent_by(service)))
+        return time.monotonic() - seen[-1][0] > SETTLED_S
+
+    wait_for(is_settled, "the usage of earlier tests is counted")
+    tokens, attempts = seen[-1][1]
+    assert list(told_by(service, form, 4)), "its client is prepared, and reads as fast as the engine writes"
+    wait_for(lambda: spent_by(service) == (tokens + 4, attempts + 1), "the first answer counts")
+    # Beside other work vLLM sometimes sends its first frame after its last token: then no stream breaks off.
+    for _ in range(TRIES):
+        wait_for(lambda: service.http.get("/readyz").is_success, "the engine is ready", START_S)
+        taken = attempts_beside_a_kill(service, form)
+        if taken == 2:
+            return
+        assert taken == 1
+    pytest.fail(f"none of {TRIES} engines was killed within an answer")
 
 
 @pytest.mark.parametrize(
