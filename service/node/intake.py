@@ -311,8 +311,8 @@ class Intake:
         if own or piece.unfinished:
             done, total = len(own), job.total_turns
             logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)
-        self._admit_piece(replace(piece, is_cancelled=True) if job.id in self._cancelled else piece)
         if said := [turn.key for turn in own if turn.by is SpokenBy.CALLER]:
-            self._store.forget_said_nowait(said)
+            self._store.forget_said_nowait(said)  # first: the next facts come after these words
+        self._admit_piece(replace(piece, is_cancelled=True) if job.id in self._cancelled else piece)
         if self._is_shared and resumed.whole is not None:  # a lone node has all conversations now
             self._parsed.keep(resumed.whole)

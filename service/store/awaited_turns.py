@@ -137,9 +137,10 @@ def leave(connection: Connection, membership: Membership, awaited: Collection[Tu
 
 
 def forget_said(connection: Connection, keys: Collection[TurnKey]) -> None:
-    """Forget words that the node of their conversation has taken over; the turns stay stored."""
+    """Forget words that the node of their conversation has taken over, and heard just now; the turns stay stored."""
     for key in keys:
-        connection.execute(_FORGET_SAID, tuple(key))
+        if connection.execute(_FORGET_SAID, tuple(key)).rowcount:
+            turn_rows.hear(connection, key)
 
 
 # Reading

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from service.conversations.job.client_request import PostedRequest
-from service.conversations.job.job import Job, JobId
+from service.conversations.job.job import Job, JobId, TurnKey
 from service.conversations.job.states import ENDED_CONVERSATIONS, ConversationState, JobState, job_state_after
 from service.conversations.job.until import Ending
 from service.conversations.job.wording import (
@@ -20,7 +20,7 @@ from service.conversations.job.wording import (
 )
 from service.conversations.record.transcript import ConversationRecord, ended_by, rfc3339
 from service.errors import ConversationNotFound
-from service.store import awaited_turns, deliveries, event_rows, heirs, job_rows
+from service.store import awaited_turns, deliveries, event_rows, heirs, job_rows, turn_rows
 from service.store.databases.database import FEW, Connection, some_of
 from service.store.event_rows import Events
 from service.store.records import ConversationMoved, ConversationWorded, decode_turn
@@ -38,6 +38,12 @@ _LEAVE_OUT: Final = (
 _COUNT_END: Final = "UPDATE jobs SET unfinished = unfinished - 1 WHERE id = ? RETURNING unfinished, is_cancel_requested"
 _FAILED: Final = (
     "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND state = 'failed' ORDER BY number"
+)
+_FORGET_AWAITED: Final = (
+    "DELETE FROM awaited_turns WHERE job_id = ? AND conversation_id = ? RETURNING agent, round, is_said"
+)
+_UNHEARD: Final = (
+    "SELECT agent, round FROM open_turns WHERE job_id = ? AND conversation_id = ? AND is_said = 1 AND owner IS NOT NULL"
 )
 _TURNS: Final = "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?"
 _WORDS: Final = "SELECT id, began_at, words FROM conversations JOIN wordings ON digest = wording WHERE job_id = ?"
@@ -102,7 +108,9 @@ def move(connection: Connection, fact: ConversationMoved, fence: int, events: Ev
         connection.execute(_LEAVE_OUT, (fact.most, fact.conversation_id, fact.job_id))
         connection.execute("DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ?", fact.place)
     if is_over:
-        connection.execute("DELETE FROM awaited_turns WHERE job_id = ? AND conversation_id = ?", fact.place)
+        waited = connection.execute(_FORGET_AWAITED, fact.place).fetchall()
+        if said := {TurnKey(*fact.place, agent, number) for agent, number, is_said in waited if is_said}:
+            turn_rows.hear_last(connection, said)
         _count_end(connection, fact, events)
 
 
@@ -149,6 +157,8 @@ def posted(connection: Connection, job_id: JobId, conversations: Collection[str]
 def record(connection: Connection, job_id: JobId, conversation_id: str, after: int = 0) -> ConversationRecord:
     """Return a conversation with its ended turns, skipping ``after``.
 
+    Callers' words that the node of the conversation has not heard yet are left out.
+
     JobNotFound or ConversationNotFound if either does not exist.
     """
     job_rows.job(connection, job_id)
@@ -160,7 +170,12 @@ def record(connection: Connection, job_id: JobId, conversation_id: str, after: i
         raise ConversationNotFound(*place)
     failed = [decode_turn(turn[0]) for turn in connection.execute(_FAILED, place)]
     before = heirs.inherited(connection, job_id, [conversation_id])
-    turns = connection.execute(_TURNS, (*place, job_rows.LAST_NUMBER, max(0, after - len(before))))
+    skipped = max(0, after - len(before))
+    hidden = {TurnKey(*place, agent, number) for agent, number in connection.execute(_UNHEARD, place)}
+    rows = connection.execute(_TURNS, (*place, job_rows.LAST_NUMBER, 0 if hidden else skipped))
+    turns = [decode_turn(each[0]) for each in rows]
+    if hidden:  # their places are not known yet, and the places of those that are shown never change
+        turns = [turn for turn in turns if turn.key not in hidden][skipped:]
     return ConversationRecord(
         id=conversation_id,
         metadata=msgspec.json.decode(row[0]),
@@ -168,7 +183,7 @@ def record(connection: Connection, job_id: JobId, conversation_id: str, after: i
         reason=row[2],
         ending=None if row[3] is None else _decode_ending(row[3]),
         left=tuple(turn.key.agent_id for turn in (*before, *failed) if turn.leaves),
-        turns=(*before[after:], *(decode_turn(turn[0]) for turn in turns)),
+        turns=(*before[after:], *turns),
     )
 
 

@@ -1,4 +1,8 @@
-"""Ended turns, whose rows never change, unfinished turns with attempts, and memory cuts."""
+"""Ended turns, unfinished turns with attempts, and memory cuts.
+
+The numbers of ended turns are the order in which they became visible. Rows of ended turns never change, but a caller's
+turn gets its number when its conversation hears it.
+"""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -38,6 +42,12 @@ _REQUEUE: Final = (
     " ON CONFLICT (job_id, conversation_id, agent, round) DO UPDATE SET record = excluded.record"
 )
 _FORGET: Final = "DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ?"
+_TAKE_OUT: Final = (
+    "DELETE FROM turns WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ? AND kind = 'turn'"
+    " AND EXISTS (SELECT 1 FROM turns AS later WHERE later.job_id = turns.job_id"
+    " AND later.conversation_id = turns.conversation_id AND later.number > turns.number)"
+)
+_UNHEARD: Final = "SELECT conversation_id, agent, round FROM awaited_turns WHERE job_id = ? AND is_said = 1"
 _AT: Final = (
     "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ? AND kind = 'turn'"
 )
@@ -111,7 +121,7 @@ def end(connection: Connection, fact: TurnEnded, events: Events) -> None:
     may_be_there = is_callers or turn.kind is TurnKind.SUMMARY
     inserted = connection.execute(
         _END_ONCE if may_be_there else _END,
-        (*turn.key, turn.kind.value, turn.state.value, turn.reason, encode_turn(turn)),
+        _row(turn),
     )
     if may_be_there and not inserted.rowcount:
         return
@@ -124,6 +134,21 @@ def end(connection: Connection, fact: TurnEnded, events: Events) -> None:
     event_rows.add_turn_event(events, turn.key, fact.at, **ended)
 
 
+def hear(connection: Connection, key: TurnKey) -> None:
+    """Put a caller's turn behind the others of its conversation, which has heard them before it."""
+    turn = find(connection, key)
+    if turn is not None and connection.execute(_TAKE_OUT, tuple(key)).rowcount:
+        connection.execute(_END, _row(turn))
+
+
+def hear_last(connection: Connection, keys: Collection[TurnKey]) -> None:
+    """Put callers' turns of a conversation that ended before it heard them behind its others, in their order."""
+    job_id, conversation_id = next(iter(keys))[:2]
+    for turn in ended(connection, job_id, [conversation_id]):
+        if turn.key in keys:
+            hear(connection, turn.key)
+
+
 def requeue(connection: Connection, fact: TurnRequeued | HalfWritten, events: Events) -> bool:
     """Write the attempts of a turn that runs again, or may have to; return whether that is an event."""
     connection.execute(_REQUEUE, (*fact.key, encode_turn(fact.so_far)))
@@ -132,6 +157,10 @@ def requeue(connection: Connection, fact: TurnRequeued | HalfWritten, events: Ev
     failed = {"state": "ready", "worker": fact.worker, "reason": fact.reason, "detail": fact.detail}
     event_rows.add_turn_event(events, fact.key, fact.at, **failed)
     return True
+
+
+def _row(turn: Turn) -> tuple[object, ...]:
+    return (*turn.key, turn.kind.value, turn.state.value, turn.reason, encode_turn(turn))
 
 
 def cut_memory(connection: Connection, fact: MemoryCut) -> None:
@@ -154,7 +183,9 @@ def find(connection: Connection, key: TurnKey) -> Turn | None:
 
 def ended(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[Turn]:
     """List the ended turns of a job's conversations, in the order in which they became visible."""
-    return [decode_turn(each) for each in _records(connection, _ENDED, job_id, conversations)]
+    turns = [decode_turn(each) for each in _records(connection, _ENDED, job_id, conversations)]
+    unheard = {TurnKey(job_id, *row) for row in connection.execute(_UNHEARD, (job_id,))}
+    return sorted(turns, key=lambda turn: turn.key in unheard) if unheard else turns
 
 
 def unfinished(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[UnfinishedTurn]:

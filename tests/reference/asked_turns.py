@@ -6,33 +6,16 @@ Source: specification, "Visibility", "Free mode", "Led mode", "Turns of callers"
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, combinations_with_replacement, islice, product
+from itertools import combinations_with_replacement, islice, product
 
-from tests.reference.hearing import Place, Spoken, heard, heard_freely, spoken_in
+from tests.reference.hearing import Place, Spoken, heard, heard_freely
 from tests.reference.heirs import Inherited, Known
-from tests.reference.job import END, Agent, Document, Talk
+from tests.reference.job import END, Agent, Document
 from tests.reference.prompts import Heard, Opening
 from tests.reference.wire import AskedTurn
 
-LATER = 3  # how many turns may be heard before a caller's earlier words
+NEAR = (-1, 0, 1, 2)  # turns that were heard more than is known
 MOST_TRIED = 300  # ways in which inherited turns may have heard others
-
-
-def orders(talk: Talk, turns: Sequence[Document]) -> Iterator[Spoken]:
-    """Yield orders in which words may have been heard: in free mode a caller's may come later than recorded."""
-    spoken = spoken_in(talk, turns)
-    yield spoken
-    callers = [place for place in spoken if talk.agents[place[0]].by == "caller"]
-    if talk.mode != "free":
-        return
-    for count in (1, 2)[: 1 if talk.source is not None else 2]:
-        for moved in combinations(reversed(callers), count):
-            for steps in product(range(1, LATER + 1), repeat=count):
-                places = list(spoken)
-                for place, step in zip(moved, steps, strict=True):
-                    at = places.index(place)
-                    places.insert(at + step, places.pop(at))
-                yield {place: spoken[place] for place in places}
 
 
 def heard_before(
@@ -49,7 +32,13 @@ def heard_before(
     yield tuple(counts)
     if not is_told and known.talk.mode == "free":
         inherited = sum(turn["inherited"] is not None for turn in known.turns)
+        near = product(*([count + step for step in NEAR if 0 <= count + step <= inherited] for count in counts))
+        yield from islice(sorted(near, key=partial(_distance, counts)), MOST_TRIED)
         yield from islice(combinations_with_replacement(range(inherited + 1), rounds), MOST_TRIED)
+
+
+def _distance(counts: Sequence[int], others: Sequence[int]) -> int:
+    return sum(abs(count - other) for count, other in zip(counts, others, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ scheduler: it walks through each conversation turn by turn, as if it were alone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.reference.asked_turns import AskedTurns, heard_before, orders
+from tests.reference.asked_turns import AskedTurns, heard_before
 from tests.reference.course import Course
-from tests.reference.hearing import Spoken
+from tests.reference.hearing import Spoken, spoken_in
 from tests.reference.heirs import Inherited, Known, Sources, inherit, origin_of, places
 from tests.reference.job import Agent, Document, Talk, talks_of
 from tests.reference.prompts import Model
 from tests.reference.recall import Recall
-from tests.reference.wire import Asked, Results, Standing, Wire
+from tests.reference.wire import Asked, Results, Standing, Wire, calls_in
 from tests.reference.words import is_valid, without_thoughts, words_of
 
 
@@ -126,33 +126,53 @@ class Reading:
             self.faults.append(f"its BIOS tells several times: {clocks}")
 
     def _follow(self, agent: Agent, turns: Sequence[Document], asked: Sequence[Asked]) -> tuple[Wire, Spoken]:
-        """Follow an agent's requests, by the record's order or another one in which words may have been heard."""
-        recall = Recall(self.known, self.models, is_told=self._is_told())
+        """Follow an agent's requests; words are heard in the order of the record."""
+        recall, order = Recall(self.known, self.models, is_told=self._is_told()), spoken_in(self.talk, self.known.turns)
         openings = recall.openings(agent, turns)
-        first: tuple[Wire, Spoken] | None = None
+        first: Wire | None = None
         rounds = turns[0]["round"] if turns else 0
-        for order in orders(self.talk, self.known.turns):
-            for before in heard_before(self.known, agent, rounds, order, is_told=self._is_told()):
-                asked_turns = AskedTurns(self.known, self.inherited, order, before).of(agent, turns, openings)
-                wire = Wire(self.talk, agent, self.models[agent.model], asked_turns, self.results, self._is_lost)
-                wire.follow(asked)
-                first = first or (wire, order)
-                if not wire.faults:
-                    self.faults += recall.faults
-                    return wire, order
+        for before in heard_before(self.known, agent, rounds, order, is_told=self._is_told()):
+            asked_turns = AskedTurns(self.known, self.inherited, order, before).of(agent, turns, openings)
+            wire = Wire(self.talk, agent, self.models[agent.model], asked_turns, self.results, self._may_be_unknown)
+            wire.follow(asked)
+            first = first or wire
+            if not wire.faults:
+                first = wire
+                break
         assert first is not None
         self.faults += recall.faults
-        return first
+        return first, order
+
+    def _may_be_unknown(self, asked: Asked) -> bool:
+        return self._is_lost(asked) or self._is_dropped(asked)
+
+    def _is_dropped(self, asked: Asked) -> bool:
+        """Return whether a request may be of a turn that a condition left out: on a slot then, and not completed there.
+
+        In free mode turns on slots run to their ends; one whose attempt fails, or whose answer is not valid, ends too.
+        """
+        ended_by, agent = self.known.transcript["ended_by"], self.talk.agents[asked.agent]
+        if self.talk.mode != "free" or not isinstance(ended_by, dict):
+            return False
+        decider = self.talk.agents.get(ended_by.get("agent") or "")
+        decided = [each.done_at for each in self.asked if decider is not None and each.agent == decider.id]
+        if decided and asked.at > max(decided):
+            return False
+        if asked.answer is None:
+            return True
+        (calls, words), exits = calls_in(agent, asked.answer), {tool["function"]["name"] for tool in agent.exit_tools}
+        return any(name not in exits for name, _ in calls) or not is_valid(agent.validation, words)
 
     def _is_told(self) -> bool:
         """Return whether the prompts of its source show how much was heard in each inherited turn.
 
-        After a restart, and of a turn that was tried again, the times in a source's record, by which an heir goes, need
-        not be those of its prompts. And what an agent was not shown there does not tell what it had heard of.
+        After a restart, of a turn that was tried again, and beside callers, the times in a source's record, by which an
+        heir goes, need not be those of its prompts. And what an agent was not shown there does not tell what it had
+        heard of.
         """
         if self.talk.source is None:
             return True
-        is_once = all(len(turn["attempts"]) <= 1 for turn in self.inherited.turns)
+        is_once = all(len(turn["attempts"]) <= 1 and turn["by"] != "caller" for turn in self.inherited.turns)
         if any(each.life > 1 for each in self.asked) or not is_once:
             return False
         there = self.sources[self.talk.source["job"], self.talk.source["conversation"]].talk.agents

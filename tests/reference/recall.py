@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Template
 
-from tests.reference.asked_turns import heard_before, orders
+from tests.reference.asked_turns import heard_before
 from tests.reference.hearing import heard, heard_freely, spoken_in
 from tests.reference.heirs import Known
 from tests.reference.job import Agent, Document
@@ -74,6 +74,7 @@ class Recall:
         cut = [turn for turn in of_reader if turn["memory"] is not None and turn["memory"]["from_round"] == first]
         since = min(turn["round"] for turn in cut if turn["kind"] == "turn")
         found = [turn for turn in of_reader if turn["kind"] == "summary" and turn["round"] == since]
+        found = [turn for turn in found if turn["inherited"] is None] or found  # an heir may have summed up again
         made = [turn["text"] for turn in found if turn["state"] == "completed" and turn["text"].strip()]
         return made[-1] if made else None
 
@@ -143,6 +144,8 @@ class Recall:
         cuts = {turn["memory"]["from_round"] for turn in turns if turn["memory"] is not None}
         number, told = summary["round"], summary["memory"]
         begun = 0 if told is None else told["from_round"]
+        if all(turn["round"] != number for turn in turns):  # a condition has left out the turn that was cut
+            cuts |= set(range(begun + 1, number + 1))
         opening = Opening(begun, self._summary(reader, begun) if begun else None)
         for end in sorted(cut for cut in cuts if cut > begun):
             heards = (
@@ -154,10 +157,10 @@ class Recall:
                 yield opening, [each for each in words if each.round < end and self._is_open(each.agent)]
 
     def _heard_freely(self, reader: Agent, number: int, first: int) -> Iterator[list[Heard]]:
-        for spoken in orders(self.known.talk, self.known.turns):
-            for before in heard_before(self.known, reader, number, spoken, is_told=self.is_told):
-                for count in range(len(spoken) + 1):
-                    yield heard_freely(self.known.talk, reader, number, spoken, [*before, count], first)
+        spoken = spoken_in(self.known.talk, self.known.turns)
+        for before in heard_before(self.known, reader, number, spoken, is_told=self.is_told):
+            for count in range(len(spoken) + 1):
+                yield heard_freely(self.known.talk, reader, number, spoken, [*before, count], first)
 
     def _is_open(self, speaker: Agent) -> bool:
         """Whether a summary may have its words: in a shared view those that all may read."""

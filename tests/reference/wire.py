@@ -151,12 +151,14 @@ class Wire:
             is_kept = last.answer is not None and last.life == asked.life and not asked.half_tokens
             spent = at.tokens if is_kept else at.spent
             yield replace(at, is_forced=False, spent=spent, marks=(*at.marks, spent + asked.half_tokens))
+        elif asked.half_tokens and at.is_forced:  # its tokens come after those of the answer before
+            yield replace(at, is_forced=False, marks=(*at.marks, at.spent + asked.half_tokens))
         kept = range(len(at.rejected), -1, -1) if last.life != asked.life else (len(at.rejected),)
         for count in kept:
             marks = (*at.marks, asked.half_tokens) if asked.half_tokens else ()
             same = Standing(at.place, at.upto, at.rejected[:count], said=last, marks=marks)
             yield same
-            if not count:
+            if not count and not asked.half_tokens:  # half an answer goes on with the prompt that it answers
                 yield from (replace(same, upto=(*at.upto[:-1], n)) for n in self.turns[at.place].choices)
         if last.answer is None:
             yield from self._begun(at)

@@ -10,7 +10,7 @@ from service.conversations.job.states import ConversationState, TurnState
 from service.conversations.record.awaited_turn import AwaitedTurn
 from service.conversations.record.transcript import Turn
 from service.errors import ConversationNotFound
-from service.store import awaited_turns, event_rows, job_rows, turn_rows, usage, waits
+from service.store import awaited_turns, conversation_rows, event_rows, job_rows, turn_rows, usage, waits
 from service.store.awaited_turns import Which
 from service.store.records import TurnEnded, TurnMoved
 from service.store.store import Store
@@ -81,6 +81,56 @@ async def test_a_conversation_that_only_callers_move_is_claimed_with_their_words
     assert len(await store.claim(["m"], 10)) == 1, "its node did not know of them"
     store.release_nowait({PLACE: ()}, {PLACE: [key("m")]})
     assert await store.claim(["m"], 10) == [], "what it knew wakes nobody"
+
+
+async def spoken(store: Store, after: int = 0) -> list[str]:
+    """Return the agents of a transcript's ended turns."""
+    record = await store.read(conversation_rows.record, J, "c0", after)
+    return [each.key.agent_id for each in record.turns]
+
+
+async def resumed(store: Store) -> list[str]:
+    """Return the agents of the turns that a node goes on from."""
+    return [each.key.agent_id for each in await store.read(turn_rows.ended, J, ["c0"])]
+
+
+async def test_a_callers_turn_has_the_place_at_which_it_was_heard(store: Store) -> None:
+    """Its node may have heard others since the words were stored; a reader never sees a turn change its place."""
+    await post(store, job(*DEBATE))
+    await append(store, awaits(), awaits(name="b"))
+    await store.say(words())
+    assert (await spoken(store), await resumed(store)) == ([], ["a"])
+    await append(store, ended("m"))
+    assert (await spoken(store), await resumed(store)) == (["m"], ["m", "a"])
+    store.forget_said_nowait([key("a")])
+    store.forget_said_nowait([key("a")])
+    await store.say(words(name="b"))
+    store.forget_said_nowait([key("a"), key("b")])
+    await store.flush()
+    assert (await spoken(store), await spoken(store, 1), await resumed(store)) == (
+        ["m", "a", "b"],
+        ["a", "b"],
+        ["m", "a", "b"],
+    )
+
+
+async def test_words_that_were_never_heard_are_the_last_of_a_conversation(store: Store) -> None:
+    """They came as it ended."""
+    await post(store, job(*DEBATE))
+    await append(store, awaits(), awaits(name="b"))
+    await store.say(words(name="b"))
+    await store.say(words())
+    await append(store, ended("m"), moved(ConversationState.COMPLETED))
+    assert (await spoken(store), await spoken(store, 1)) == (["m", "b", "a"], ["b", "a"])
+
+
+async def test_words_to_a_conversation_that_no_node_runs_are_shown(store: Store) -> None:
+    """Nothing can be said before they are heard, so they have their place."""
+    await post(store, job(*DEBATE))
+    await append(store, awaits(), ended("m"))
+    store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
+    await store.say(words())
+    assert await spoken(store) == ["m", "a"]
 
 
 async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:

@@ -47,6 +47,11 @@ async def release(store: Store) -> None:
     await store.flush()
 
 
+async def hear(store: Store) -> None:
+    store.forget_said_nowait([key("a")])
+    await store.flush()
+
+
 # In this order, each in a write of its own: the statements on SQLite, and on PostgreSQL.
 WRITES: dict[str, tuple[Callable[[Store], Awaitable[Any]], int, int]] = {
     "a job of three conversations": (lambda store: store.post(new(job(*DEBATE, conversations=3)), claims=True), 5, 6),
@@ -78,6 +83,7 @@ WRITES: dict[str, tuple[Callable[[Store], Awaitable[Any]], int, int]] = {
         7,
         8,
     ),
+    "a caller's words that are heard after others": (hear, 5, 5),
     "a conversation that ends": (of(moved(ConversationState.COMPLETED)), 6, 7),
     "a conversation that a condition ends": (
         of(replace(moved(ConversationState.COMPLETED, "c2"), most=3)),
@@ -96,8 +102,8 @@ READS: dict[str, tuple[Callable[..., Any], tuple[object, ...], int]] = {
     "the tally of a job": (job_rows.tally, (J,), 4),
     "a list of jobs": (job_rows.listed, (None, 10, None), 1),
     "events": (event_rows.listed, (J, 0, 10), 2),
-    "a conversation": (conversation_rows.record, (J, "c0"), 5),
-    "turns": (turn_rows.ended, (J, ["c0", "c1"]), 2),
+    "a conversation": (conversation_rows.record, (J, "c0"), 6),
+    "turns": (turn_rows.ended, (J, ["c0", "c1"]), 3),
     "calls of tools": (tool_rows.of_turn, (key("m"),), 1),
     "words": (conversation_rows.words, (J, ["c0", "c1"]), 2),
     "the conversations of a job": (conversation_rows.listed, (J,), 2),

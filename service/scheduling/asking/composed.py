@@ -264,7 +264,13 @@ class ComposedAsking:
             journal, addition = TurnCalls(key, earlier, outlet.append, kept), describe_calls(self._described)
         made_at = self._made_at or attempt.started_at
         request, self.prompt = prompts.request(
-            key, self._rejected, made_at, worker.spec, is_told=is_told, addition=addition
+            key,
+            self._rejected,
+            made_at,
+            worker.spec,
+            hears_anew=self._made_at is None and not self._rejected,  # a re-prompt only adds a reason
+            is_told=is_told,
+            addition=addition,
         )
         if self._made_at is not None:
             self.prompt = replace(self.prompt, made_at=made_at)

@@ -138,10 +138,14 @@ class Memories:
                 kept.pop((conversation_id, agent_id), None)
 
     def hear_again(self, turn: Turn) -> None:
-        """Restore a turn of an earlier life, or an inherited one, with the window of its prompt."""
+        """Restore a turn of an earlier life, or an inherited one, with the window of its prompt.
+
+        That of a failed turn holds on too: an heir knows of it from nothing else.
+        """
         if not self.are_any:
             return
-        self.note_size(turn)
+        if turn.is_heard:
+            self.note_size(turn)
         if not self._is_its_own(turn):
             return
         prompt = turn.attempts[-1].prompt if turn.attempts else None

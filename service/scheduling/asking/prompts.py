@@ -110,15 +110,17 @@ class JobPrompts:
     def hear_again(self, turns: Iterable[Turn], unfinished: Iterable[UnfinishedTurn] = ()) -> None:
         """Restore the turns of an earlier life of the service, each with what its prompt could show.
 
-        Unfinished turns with rejected answers are asked again with the same words.
+        Unfinished turns with rejected answers, or with half an answer, are asked again with the same words.
         """
         ends: dict[str, list[datetime]] = {}
         for turn in turns:
             self._hear_turn(turn, ends.setdefault(turn.key.conversation_id, []))
         for left in unfinished:
-            made_at = _prompted_at(left.attempts)
-            if self.job.mode is Mode.FREE and self.job.prompt_at is PromptAt.START and left.rejected and made_at:
-                heard = _heard(left.attempts, ends.get(left.key.conversation_id, []), made_at)
+            asked = [each for each in left.attempts if each.prompt is not None] or left.attempts
+            made_at = _prompted_at(asked)
+            is_same = bool(left.rejected) or left.half is not None
+            if self.job.mode is Mode.FREE and self.job.prompt_at is PromptAt.START and is_same and made_at:
+                heard = _heard(asked, ends.get(left.key.conversation_id, []), made_at)
                 self.discussion(left.key.conversation_id).make_prompt(left.key.agent_id, left.key.round, heard)
         if self.job.prompt_at is PromptAt.QUEUE:  # an agent that has not spoken was queued at the start
             for conversation_id in ends:
@@ -145,11 +147,12 @@ class JobPrompts:
             # Only the source's record says how many turns an inherited turn has heard.
             attempts = turn.attempts if turn.inherited is None else ()
             discussion.make_prompt(agent_id, number, _heard(attempts, earlier, made_at))
+        self.memories.hear_again(turn)
         if turn.is_heard:
             discussion.add(agent_id, number, None if turn.leaves else turn.text)
-            self.memories.hear_again(turn)
             if turn.finished_at is not None:
-                earlier.append(turn.finished_at)
+                # A caller's words may be older than those before them.
+                earlier.append(max((turn.finished_at, *earlier[-1:])))
         if self.job.prompt_at is PromptAt.QUEUE:  # at its end the agent was queued again
             discussion.make_prompt(agent_id, number + 1, len(earlier))
 
@@ -223,16 +226,18 @@ class JobPrompts:
         asked_at: datetime,
         spec: WorkerSpec,
         *,
+        hears_anew: bool,
         is_told: bool = False,
         addition: str | None = None,
     ) -> tuple[Request, PromptRecord]:
         """Return the request of an attempt that begins, and the record of its prompt.
 
+        An attempt that ``hears_anew`` is shown all words that are visible now, any other those of the prompt before.
         With ``is_told`` the prompt describes the required form of the answer. ``addition`` is said at the end.
         """
         agent, conversation = self.agent(key), self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
-        if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt only adds a reason
+        if self.job.prompt_at is PromptAt.START and hears_anew:
             make = discussion.make_prompt if agent.memory is None else discussion.make_prompt_once
             make(key.agent_id, key.round)  # the memory window was decided by the words heard then
         defaults = spec.defaults_beside(agent.params)

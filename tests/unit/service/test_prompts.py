@@ -6,13 +6,16 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from service.conversations.job.job import Conversation, Job, Mode, TurnKey
+from service.conversations.job.memory import Memory
 from service.conversations.job.states import TurnState
 from service.conversations.record.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
 from service.conversations.talk.prompt_messages import Rejected
+from service.conversations.talk.prompt_record import PromptRecord
 from service.scheduling.asking.prompts import JobPrompts
 from tests.harness.jobs import agent, job, key
 from transport.request import Message
 from workers.outcome import FailureReason
+from workers.requests.stored_half import StoredHalf
 from workers.spec import EngineKind, WorkerSpec
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -85,7 +88,7 @@ def free(*names: str) -> Job:
 def asked_of(prompts: JobPrompts, turn: TurnKey, rejected: Sequence[Rejected] = ()) -> tuple[Message, ...]:
     spec = WorkerSpec(engine=EngineKind.EMBEDDED)
     prompts.choose_words(turn, spec.bios, BEGIN)
-    request, _ = prompts.request(turn, rejected, BEGIN, spec)
+    request, _ = prompts.request(turn, rejected, BEGIN, spec, hears_anew=not rejected)
     return request.conversation
 
 
@@ -106,6 +109,28 @@ def test_an_invalid_answer_is_asked_for_again_with_what_it_heard() -> None:
     assert not any("b1" in message.content for message in asked)
 
 
+def test_half_an_answer_goes_on_with_the_words_of_its_prompt() -> None:
+    """This holds over a restart too, also if the last attempt has asked for nothing."""
+    prompts = JobPrompts(free("a", "b"))
+    spec = WorkerSpec(engine=EngineKind.EMBEDDED)
+    prompts.choose_words(key("a"), spec.bios, BEGIN)
+    prompts.request(key("a"), (), BEGIN, spec, hears_anew=True)
+    prompts.discussion("c0").add("b", 0, "b0")
+    request, record = prompts.request(key("a"), (), BEGIN, spec, hears_anew=False)
+    assert not any("b0" in message.content for message in request.conversation)
+
+    again = JobPrompts(free("a", "b"))
+    asked = replace(attempt(3, FailureReason.SHUTDOWN), prompt=record)
+    half = StoredHalf(asked="", made_at=second(3), counted=None)
+    left = UnfinishedTurn(
+        key=key("a"), attempts=(asked, attempt(9, FailureReason.SHUTDOWN)), queued_at=second(0), half=half
+    )
+    again.hear_again([spoken("b", 0, attempt(1))], [left])
+    again.choose_words(key("a"), spec.bios, BEGIN)
+    request, _ = again.request(key("a"), (), BEGIN, spec, hears_anew=False)
+    assert not any("b0" in message.content for message in request.conversation)
+
+
 def test_a_turn_that_was_asked_again_keeps_its_first_place() -> None:
     """Its agent heard what was there when the first, rejected answer was asked for."""
     prompts = JobPrompts(free("a", "b"))
@@ -114,3 +139,11 @@ def test_a_turn_that_was_asked_again_keeps_its_first_place() -> None:
     prompts.hear_again([spoken("b", 0, attempt(1)), late])
     told = [message.content for message in asked_of(prompts, key("a", 1))]
     assert [("b0" in words, "a0" in words) for words in told] == [(False, False), (False, True), (True, False)]
+
+
+def test_the_memory_window_of_a_failed_turn_holds_on() -> None:
+    """An heir knows of it from that turn alone; without it a summary of less would stand for more rounds."""
+    prompts = JobPrompts(job(replace(agent("a"), memory=Memory(rounds=2)), rounds=9))
+    cut = replace(attempt(3, FailureReason.INVALID_ANSWER), prompt=PromptRecord(from_round=4))
+    prompts.hear_again([replace(spoken("a", 5, cut), state=TurnState.FAILED)])
+    assert prompts.memories.shown_from(key("a", 6)) == 4
