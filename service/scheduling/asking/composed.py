@@ -268,7 +268,7 @@ class ComposedAsking:
             self._rejected,
             made_at,
             worker.spec,
-            hears_anew=self._made_at is None and not self._rejected,  # a re-prompt only adds a reason
+            hears_all=self._made_at is None and not self._rejected,  # a re-prompt only adds a reason
             is_told=is_told,
             addition=addition,
         )

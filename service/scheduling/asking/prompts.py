@@ -226,18 +226,18 @@ class JobPrompts:
         asked_at: datetime,
         spec: WorkerSpec,
         *,
-        hears_anew: bool,
+        hears_all: bool,
         is_told: bool = False,
         addition: str | None = None,
     ) -> tuple[Request, PromptRecord]:
         """Return the request of an attempt that begins, and the record of its prompt.
 
-        An attempt that ``hears_anew`` is shown all words that are visible now, any other those of the prompt before.
+        An attempt that ``hears_all`` is shown all words that are visible now, any other those of the prompt before.
         With ``is_told`` the prompt describes the required form of the answer. ``addition`` is said at the end.
         """
         agent, conversation = self.agent(key), self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
-        if self.job.prompt_at is PromptAt.START and hears_anew:
+        if self.job.prompt_at is PromptAt.START and hears_all:
             make = discussion.make_prompt if agent.memory is None else discussion.make_prompt_once
             make(key.agent_id, key.round)  # the memory window was decided by the words heard then
         defaults = spec.defaults_beside(agent.params)

@@ -88,7 +88,7 @@ def free(*names: str) -> Job:
 def asked_of(prompts: JobPrompts, turn: TurnKey, rejected: Sequence[Rejected] = ()) -> tuple[Message, ...]:
     spec = WorkerSpec(engine=EngineKind.EMBEDDED)
     prompts.choose_words(turn, spec.bios, BEGIN)
-    request, _ = prompts.request(turn, rejected, BEGIN, spec, hears_anew=not rejected)
+    request, _ = prompts.request(turn, rejected, BEGIN, spec, hears_all=not rejected)
     return request.conversation
 
 
@@ -114,9 +114,9 @@ def test_half_an_answer_goes_on_with_the_words_of_its_prompt() -> None:
     prompts = JobPrompts(free("a", "b"))
     spec = WorkerSpec(engine=EngineKind.EMBEDDED)
     prompts.choose_words(key("a"), spec.bios, BEGIN)
-    prompts.request(key("a"), (), BEGIN, spec, hears_anew=True)
+    prompts.request(key("a"), (), BEGIN, spec, hears_all=True)
     prompts.discussion("c0").add("b", 0, "b0")
-    request, record = prompts.request(key("a"), (), BEGIN, spec, hears_anew=False)
+    request, record = prompts.request(key("a"), (), BEGIN, spec, hears_all=False)
     assert not any("b0" in message.content for message in request.conversation)
 
     again = JobPrompts(free("a", "b"))
@@ -127,7 +127,7 @@ def test_half_an_answer_goes_on_with_the_words_of_its_prompt() -> None:
     )
     again.hear_again([spoken("b", 0, attempt(1))], [left])
     again.choose_words(key("a"), spec.bios, BEGIN)
-    request, _ = again.request(key("a"), (), BEGIN, spec, hears_anew=False)
+    request, _ = again.request(key("a"), (), BEGIN, spec, hears_all=False)
     assert not any("b0" in message.content for message in request.conversation)
 
 
