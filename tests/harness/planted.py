@@ -18,6 +18,7 @@ from service.conversations.talk.prompt_messages import PromptWriter
 from service.scheduling import turn_record
 from service.scheduling.asking import composed, judging, memories, prompts
 from service.scheduling.asking.memories import Memories
+from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.asking.talks import JobTalks
 from service.scheduling.core import flow
 from workers.policy.continuation import Continuation
@@ -48,6 +49,10 @@ def around(owner: object, name: str, make: Callable[[Any], Any]) -> Plant:
 
 def without_last(true: Any) -> Any:  # noqa: ANN401
     return lambda *given, **named: true(*given, **named)[:-1]
+
+
+def with_all_words(true: Any) -> Any:  # noqa: ANN401
+    return lambda *given, **named: true(*given, **{**named, "hears_all": True})
 
 
 def words_of_callers_lost(true: Any) -> Any:  # noqa: ANN401
@@ -286,6 +291,13 @@ PLANTED: Sequence[Planted] = (
     ),
     Planted(
         "half an answer has lost its thought", ["mode"], around(HalfAnswer, "begun", without_the_thought), kills=True
+    ),
+    Planted(
+        "an answer goes on after calls with newer words",
+        ["view"],
+        around(JobPrompts, "request", with_all_words),
+        {"mode": "free", "tools": "structured"},
+        kills=True,
     ),
     Planted(
         "no turn has gone on", ["mode"], around(transcript, "pairwise", lambda _: lambda _attempts: ()), kills=True
