@@ -168,10 +168,10 @@ def record(connection: Connection, job_id: JobId, conversation_id: str, after: i
     ).fetchone()
     if row is None:
         raise ConversationNotFound(*place)
+    hidden = {TurnKey(*place, agent, number) for agent, number in connection.execute(_UNHEARD, place)}
     failed = [decode_turn(turn[0]) for turn in connection.execute(_FAILED, place)]
     before = heirs.inherited(connection, job_id, [conversation_id])
     skipped = max(0, after - len(before))
-    hidden = {TurnKey(*place, agent, number) for agent, number in connection.execute(_UNHEARD, place)}
     rows = connection.execute(_TURNS, (*place, job_rows.LAST_NUMBER, 0 if hidden else skipped))
     turns = [decode_turn(each[0]) for each in rows]
     if hidden:  # their places are not known yet, and the places of those that are shown never change
@@ -182,7 +182,7 @@ def record(connection: Connection, job_id: JobId, conversation_id: str, after: i
         state=ConversationState(row[1]),
         reason=row[2],
         ending=None if row[3] is None else _decode_ending(row[3]),
-        left=tuple(turn.key.agent_id for turn in (*before, *failed) if turn.leaves),
+        left=tuple(turn.key.agent_id for turn in (*before, *failed) if turn.leaves and turn.key not in hidden),
         turns=(*before[after:], *turns),
     )
 

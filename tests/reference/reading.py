@@ -129,19 +129,18 @@ class Reading:
         """Follow an agent's requests; words are heard in the order of the record."""
         recall, order = Recall(self.known, self.models, is_told=self._is_told()), spoken_in(self.talk, self.known.turns)
         openings = recall.openings(agent, turns)
-        first: Wire | None = None
+        found: Wire | None = None
         rounds = turns[0]["round"] if turns else 0
         for before in heard_before(self.known, agent, rounds, order, is_told=self._is_told()):
             asked_turns = AskedTurns(self.known, self.inherited, order, before).of(agent, turns, openings)
             wire = Wire(self.talk, agent, self.models[agent.model], asked_turns, self.results, self._may_be_unknown)
             wire.follow(asked)
-            first = first or wire
+            found = wire if found is None or not wire.faults else found
             if not wire.faults:
-                first = wire
                 break
-        assert first is not None
+        assert found is not None
         self.faults += recall.faults
-        return first, order
+        return found, order
 
     def _may_be_unknown(self, asked: Asked) -> bool:
         return self._is_lost(asked) or self._is_dropped(asked)

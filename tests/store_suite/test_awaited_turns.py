@@ -114,6 +114,18 @@ async def test_a_callers_turn_has_the_place_at_which_it_was_heard(store: Store) 
     )
 
 
+async def test_an_agent_that_leaves_unheard_has_not_left_yet(store: Store) -> None:
+    """Its turn and its leaving are shown together."""
+    await post(store, job(*DEBATE))
+    demand = replace(DEMAND, wait_s=1.0, leaves=True)
+    await append(store, awaits(demand))
+    await store.say(demand.unsaid(key("a"), NOW, NOW))
+    assert (await store.read(conversation_rows.record, J, "c0")).left == ()
+    store.forget_said_nowait([key("a")])
+    await store.flush()
+    assert (await store.read(conversation_rows.record, J, "c0")).left == ("a",)
+
+
 async def test_words_that_were_never_heard_are_the_last_of_a_conversation(store: Store) -> None:
     """They came as it ended."""
     await post(store, job(*DEBATE))
